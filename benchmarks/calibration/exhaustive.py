@@ -42,6 +42,7 @@ from trials.torch_training.backend import TorchBackend
 from trials.torch_training.rank_setup import TORCH_RANKS
 from tuner.study_file.config import load_study
 from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,11 +72,11 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError("trains nothing for real", key="trial.backend", nearest="backend: torch")
     grid = config.problem.space().grid
     if not given.judge_only:
-        _measure_rounds(config, config.trials.backend, grid, given)
+        _measure_rounds(config.problem, config.trials.backend, grid, given)
     return _judge(config, grid, given.out)
 
 
-def _measure_rounds(config: StudyRequest, backend: TorchBackend, grid: ConfigGrid, given: argparse.Namespace) -> None:
+def _measure_rounds(problem: Problem, backend: TorchBackend, grid: ConfigGrid, given: argparse.Namespace) -> None:
     done = _done(given.out)
     # Each round has a seeded order, so that a continued run measures exactly what is missing.
     todo = [
@@ -93,7 +94,7 @@ def _measure_rounds(config: StudyRequest, backend: TorchBackend, grid: ConfigGri
             trial_began_s = time.monotonic()
             observation = opened.measure(chosen, trial_number=position)
             elapsed_s = time.monotonic() - trial_began_s
-            _write(given.out, _row(config, backend, chosen.values(DEGREES), observation, number, given.source))
+            _write(given.out, _row(problem, backend, chosen.values(DEGREES), observation, number, given.source))
             with given.out.with_suffix(".jsonl").open("a", encoding="utf-8") as lines:
                 told = {"round": number, "config": chosen.values(DEGREES), "elapsed_s": elapsed_s}
                 lines.write(json.dumps(observation.as_json() | told) + "\n")
@@ -103,14 +104,14 @@ def _measure_rounds(config: StudyRequest, backend: TorchBackend, grid: ConfigGri
 
 
 def _row(
-    config: StudyRequest,
+    problem: Problem,
     backend: TorchBackend,
     degrees: Mapping[str, Any],
     observation: Observation,
     number: int,
     source: str,
 ) -> dict[str, Any]:
-    job, model = config.problem.setting.job, config.problem.setting.job.model
+    job, model = problem.setting.job, problem.setting.job.model
     step_s = observation.step_time_s
     conditions = "; ".join(f"{name}={value:.4g}" for name, value in observation.conditions)
     ended = "" if step_s else f"FAILED {observation.status}: {observation.reason}; "
@@ -129,12 +130,12 @@ def _row(
         "moe_ffn": model.expert_ffn_size or "",
         "seq_len": job.sequence_length,
         "gbs": job.global_batch_size,
-        "devices": config.problem.setting.cluster.num_devices,
-        "device": config.problem.setting.cluster.devices[0].name,
+        "devices": problem.setting.cluster.num_devices,
+        "device": problem.setting.cluster.devices[0].name,
         **degrees,
         "recompute": job.recompute,
         "zero_stage": job.zero_stage,
-        "seq_parallel": int(bool(config.problem.subject.defaults["sequence_parallel"]) and degrees["tp"] > 1),
+        "seq_parallel": int(bool(problem.subject.defaults["sequence_parallel"]) and degrees["tp"] > 1),
         "precision": job.precision,
         "step_seconds": f"{step_s:.6g}" if step_s else "",
         "peak_mem_gib": f"{observation.peak_memory_bytes / GIB:.4g}" if observation.peak_memory_bytes else "",
@@ -197,7 +198,7 @@ def _judge(config: StudyRequest, grid: ConfigGrid, path: Path) -> dict[str, Any]
         "fastest_s": float(truth_s.min()),
         "slowest_s": float(truth_s.max()),
         "prior": _compare(predicted_s, truth_s),
-        "fitted_on_other_half": _cross_validate(config, path, grid.take(np.array(timed)), truth_s),
+        "fitted_on_other_half": _cross_validate(config.problem, path, grid.take(np.array(timed)), truth_s),
         "cpu_seconds": _compare(cpus_s.mean(axis=0), truth_s),
     }
     if len(rounds) > 1:
@@ -221,7 +222,7 @@ def _compare(one_s: np.ndarray, other_s: np.ndarray) -> dict[str, float]:
     }
 
 
-def _cross_validate(config: StudyRequest, path: Path, grid: ConfigGrid, truth_s: np.ndarray) -> dict[str, float]:
+def _cross_validate(problem: Problem, path: Path, grid: ConfigGrid, truth_s: np.ndarray) -> dict[str, float]:
     """Compare predictions by constants that were fitted to the other half of the candidates."""
     runs = [run for run in read_measured([path], {}, Path()) if run.step_time_s is not None]
     # Cross-validation with two folds: no candidate is predicted by constants that saw it.
@@ -231,9 +232,9 @@ def _cross_validate(config: StudyRequest, path: Path, grid: ConfigGrid, truth_s:
     predicted_s = np.empty(len(grid))
     for fold in (0, 1):
         seen: list[MeasuredRun] = [run for run in runs if in_half.get(_key(run.config.values(DEGREES))) == 1 - fold]
-        profile = calibrate(seen, config.problem.setting.runtime, on_progress=lambda _: None).profile
+        profile = calibrate(seen, problem.setting.runtime, on_progress=lambda _: None).profile
         own = np.flatnonzero(half == fold)
-        measured = replace(config.problem.subject.measured_setting, setting=replace(config.problem.setting, runtime=profile))
+        measured = replace(problem.subject.measured_setting, setting=replace(problem.setting, runtime=profile))
         predicted_s[own] = predict(measured, grid.take(own)).step_time_s
     return _compare(predicted_s, truth_s)
 

@@ -248,7 +248,10 @@ def simulated_tables(num_seeds: int, num_trials: int) -> dict[str, list[dict[str
     for seed in range(num_seeds):
         tell(f"world {seed} of {num_seeds}")
         world = SimulatedBackend(
-            job=study.problem.setting.job, cluster=study.problem.setting.cluster, runtime=study.problem.setting.runtime, seed=seed
+            job=study.problem.setting.job,
+            cluster=study.problem.setting.cluster,
+            runtime=study.problem.setting.runtime,
+            seed=seed,
         )
         # Only configurations that run in this world have operators to sample.
         grid = space.take(np.flatnonzero(world.hidden_memory(space).fits(0.0)))

@@ -75,6 +75,7 @@ from tuner.storage.record import PREDICTION
 from tuner.study_file.config import load_study
 from tuner.study_file.request import StudyRequest
 from tuner.study_file.storage_address import StorageAddress
+from tuner.subject.problem import Problem
 
 STORAGES = ("sqlite", "postgresql")
 MARKS = (10, 300, 1000, 3000, 10000)
@@ -268,7 +269,7 @@ def rss_mib() -> float:
 
 def seed(config: StudyRequest, count: int) -> None:
     """Write `count` ended trials of random candidates in one transaction."""
-    candidates = candidates_of(config)
+    candidates = candidates_of(config.problem)
     grid = candidates.space.grid
     store = open_store(config.storage)
     make_tables(store)
@@ -284,7 +285,9 @@ def seed(config: StudyRequest, count: int) -> None:
     observations = _simulate_observations(config.trials.backend, grid.take(positions), rng)
     with store.storage.engine.begin() as connection:
         for number, (position, observation) in enumerate(zip(positions.tolist(), observations, strict=True)):
-            _write_trial(connection, config, candidates, study._study_id, number, position, observation, distributions)
+            _write_trial(
+                connection, config.problem, candidates, study._study_id, number, position, observation, distributions
+            )
     store.close()
 
 
@@ -317,7 +320,7 @@ def _simulate_observations(
 
 def _write_trial(
     connection: Any,
-    config: StudyRequest,
+    problem: Problem,
     candidates: Any,
     study_id: int,
     number: int,
@@ -371,8 +374,8 @@ def _write_trial(
                 for step, step_s in enumerate(observation.step_times_s[:FIRST_STEPS], start=1)
             ],
         )
-    prediction = prediction_json(config, candidates.estimate, candidates.space.memory, position)
-    prediction |= plan_of(config, grid.config(position))
+    prediction = prediction_json(problem, candidates.estimate, candidates.space.memory, position)
+    prediction |= plan_of(problem, grid.config(position))
     attributes = {PREDICTION: prediction, STATUS: observation.status.value, OBSERVATION: observation.as_json()}
     connection.execute(
         insert(models.TrialUserAttributeModel),

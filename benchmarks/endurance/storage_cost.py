@@ -241,7 +241,7 @@ def _fill(config: StudyRequest, at: int) -> None:
     """Fill a study up to `at` trials: the first five are run, the others are copies of the last of these."""
     with drawn_at_random():
         run_study(_with(config, 5), on_progress=lambda _: None, executor=EndingTrials(Stopwatch()))
-    store, grid = open_store(config.storage), candidates_of(config).space.grid
+    store, grid = open_store(config.storage), candidates_of(config.problem).space.grid
     study = optuna.load_study(study_name=config.name, storage=store.storage)
     done = study.get_trials()
     # A study does not try a candidate twice, so the copies get parameters of untried candidates.

@@ -251,7 +251,9 @@ def _feasible(path: Path) -> _Feasible:
     study = load_study(path)
     space = study.problem.space()
     fits = np.flatnonzero(space.memory.fits(study.problem.options.memory_headroom))
-    return _Feasible(name=path.stem, setting=study.problem.setting, grid=space.grid.take(fits), memory=space.memory.take(fits))
+    return _Feasible(
+        name=path.stem, setting=study.problem.setting, grid=space.grid.take(fits), memory=space.memory.take(fits)
+    )
 
 
 def _compare(task: _Task) -> list[Compared]:

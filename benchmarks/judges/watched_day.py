@@ -96,7 +96,11 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
             tell(name)
             rows += [{"day": name, "events": len(trace.events), **one} for one in _compare(pricing, trace, rules)]
     random = [row for row in rows if row["day"] != "20 events"]
-    return {"tokens_per_step": config.problem.setting.job.tokens_per_step, "days": rows, "random": _summary(random, rules)}
+    return {
+        "tokens_per_step": config.problem.setting.job.tokens_per_step,
+        "days": rows,
+        "random": _summary(random, rules),
+    }
 
 
 def random_day(num_hosts: int, rng: np.random.Generator) -> Trace:
@@ -131,7 +135,7 @@ def random_day(num_hosts: int, rng: np.random.Generator) -> Trace:
 def _compare(pricing: Pricing, trace: Trace, rules: Sequence[Rules]) -> list[dict[str, Any]]:
     """Compare the ways on one day."""
     config = pricing.config
-    course = course_of(config, trace, DAY_S)
+    course = course_of(config.problem, trace, DAY_S)
     study = find_stored(config)
     best = best_known(config, study)
     assert best is not None, "the study has an answer"

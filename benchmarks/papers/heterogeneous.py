@@ -146,7 +146,7 @@ def show(figures: dict[str, Any]) -> None:
 
 def first_of_rank(config: StudyRequest) -> tuple[float, ParallelConfig] | None:
     """Return the step time and the configuration that `meshtune rank` prints first; None if nothing fits."""
-    candidates = candidates_of(config)
+    candidates = candidates_of(config.problem)
     ranked = predicted_ranking(config, candidates)
     if not len(ranked.order) or not ranked.fits[ranked.order[0]]:
         return None

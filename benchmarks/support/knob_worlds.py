@@ -86,9 +86,9 @@ class KnobProblem:
 def knob_problem(study: str, num_knobs: int) -> KnobProblem:
     """Prepare a study of configs/studies with the first of KNOBS."""
     config = replace(load_study(STUDIES / f"{study}.yaml"), knobs=KNOBS[:num_knobs], known_knobs=())
-    candidates = candidates_of(config)
+    candidates = candidates_of(config.problem)
     grid = candidates.space.grid
-    space = searched_knobs(config, candidates)
+    space = searched_knobs(config.problem, candidates)
     assert space is not None, "the study has knobs"
     return KnobProblem(
         config=config,

@@ -59,14 +59,14 @@ def best_known(config: StudyRequest, study: Study | None) -> Best | None:
     records = read_records(study) if study is not None else []
     attributes = study.user_attrs if study is not None else {}
     best = best_record(records)
-    reference = reference_of(config, study) if study is not None else None
+    reference = reference_of(config.problem, study) if study is not None else None
     if best is not None and best.step_time_s is not None:
         return Best(
             config=config.problem.config_of(best.params),
             step_time_s=best.step_time_s,
             source=config.trials.backend.origin,
             source_in_words=config.trials.backend.source_in_words,
-            compared=compared_in(config, reference, records, best, attributes),
+            compared=compared_in(config.problem, reference, records, best, attributes),
             p_star=float(attributes.get(P_STAR, 0.0)),
         )
     extrapolated = extrapolated_of(attributes)
@@ -75,12 +75,14 @@ def best_known(config: StudyRequest, study: Study | None) -> Best | None:
             config=config.problem.config_of(extrapolated.config),
             step_time_s=extrapolated.step_time_s,
             source="predicted",
-            compared=compared_in(config, reference, records, None, attributes),
+            compared=compared_in(config.problem, reference, records, None, attributes),
             extrapolated=extrapolated,
         )
-    candidates = candidates_of(config)
+    candidates = candidates_of(config.problem)
     failed = [
-        config.problem.config_of(record.params) for record in records if record.status in IMPOSSIBLE and not record.is_proxy
+        config.problem.config_of(record.params)
+        for record in records
+        if record.status in IMPOSSIBLE and not record.is_proxy
     ]
     predicted = predicted_ranking(config, candidates)
     positions = predicted.order.tolist()
@@ -93,5 +95,5 @@ def best_known(config: StudyRequest, study: Study | None) -> Best | None:
         config=chosen,
         step_time_s=step_time_s,
         source="predicted",
-        compared=compared_by_prediction(config, reference, records, candidates, fastest),
+        compared=compared_by_prediction(config.problem, reference, records, candidates, fastest),
     )

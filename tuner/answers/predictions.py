@@ -43,7 +43,7 @@ def predict(study: StudyRequest | Path | str, config: ParallelConfig | Mapping[s
             value=str(chosen),
             nearest="rank() lists configurations that can",
         )
-    return predict_with_errors(predicted_plans(loaded, StoredStudies(loaded.storage), chosen), chosen)
+    return predict_with_errors(predicted_plans(loaded, StoredStudies(loaded.storage), chosen).problem, chosen)
 
 
 def rank(study: StudyRequest | Path | str, *, top: int | None = 10) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def rank(study: StudyRequest | Path | str, *, top: int | None = 10) -> list[dict
     loaded = _load(study)
     stored = StoredStudies(loaded.storage)
     planned = predicted_plans(loaded, stored)
-    candidates = candidates_of(planned)
+    candidates = candidates_of(planned.problem)
     ranked = rank_candidates(planned, stored, candidates)
     return [row_of(planned, candidates, ranked, place) for place in range(len(ranked.order))[:top]]
 

@@ -17,6 +17,7 @@ from tuner.forecast.baseline import baseline_position
 from tuner.forecast.candidates import Candidates
 from tuner.storage.record import BASELINE, TrialRecord, step_time_of
 from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 Role = Literal["current", "baseline"]
 
@@ -48,7 +49,7 @@ class Reference:
 def reference_among(config: StudyRequest, candidates: Candidates) -> Reference | None:
     """Return the reference of a new study; None without a current configuration if no baseline is wanted or fits."""
     if config.problem.current is not None:
-        return _make_reference(config, "current", config.problem.current)
+        return _make_reference(config.problem, "current", config.problem.current)
     if not config.search.baseline or not len(candidates.space.grid):
         return None
     space = candidates.space
@@ -58,15 +59,15 @@ def reference_among(config: StudyRequest, candidates: Candidates) -> Reference |
         devices_per_host=config.problem.cluster.devices_per_host,
         defaults=config.problem.subject.defaults,
     )
-    return None if position is None else _make_reference(config, "baseline", space.grid.config(position))
+    return None if position is None else _make_reference(config.problem, "baseline", space.grid.config(position))
 
 
-def reference_of(config: StudyRequest, study: Study) -> Reference | None:
+def reference_of(problem: Problem, study: Study) -> Reference | None:
     """Return the reference of a stored study."""
-    if config.problem.current is not None:
-        return _make_reference(config, "current", config.problem.current)
+    if problem.current is not None:
+        return _make_reference(problem, "current", problem.current)
     stored = study.user_attrs.get(BASELINE)
-    return None if stored is None else _make_reference(config, "baseline", config.problem.config_of(stored))
+    return None if stored is None else _make_reference(problem, "baseline", problem.config_of(stored))
 
 
 def keep_baseline(study: Study, reference: Reference | None) -> None:
@@ -77,6 +78,6 @@ def keep_baseline(study: Study, reference: Reference | None) -> None:
         study.set_user_attr(BASELINE, dict(reference.values))
 
 
-def _make_reference(config: StudyRequest, role: Role, chosen: ParallelConfig) -> Reference:
-    complete = config.problem.with_knobs(chosen)
-    return Reference(role=role, config=complete, values=complete.values(config.problem.dimensions))
+def _make_reference(problem: Problem, role: Role, chosen: ParallelConfig) -> Reference:
+    complete = problem.with_knobs(chosen)
+    return Reference(role=role, config=complete, values=complete.values(problem.dimensions))

@@ -26,6 +26,7 @@ from tuner.storage.history.tables import METADATA, make_tables
 from tuner.storage.opening import open_store, storage_errors
 from tuner.storage.store import AbstractStore
 from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 MOST_CPU_RANKS = 8
 """Largest number of processes of one group on a CPU."""
@@ -194,7 +195,7 @@ def _count_ranks(
 ) -> tuple[int, tuple[str, ...]]:
     """Return the size of the largest group that can be formed here, and notes for the user."""
     if device.is_processor:
-        return MOST_CPU_RANKS, _note_shared_cores(config)
+        return MOST_CPU_RANKS, _note_shared_cores(config.problem)
     found = benchmarks().accelerators()
     if not found.count:
         raise ConfigError(
@@ -209,9 +210,9 @@ def _count_ranks(
     return found.count, (f"torch calls this machine's GPU {found.name}; it is treated as the study's {device.name}",)
 
 
-def _note_shared_cores(config: StudyRequest) -> tuple[str, ...]:
+def _note_shared_cores(problem: Problem) -> tuple[str, ...]:
     cores = os.cpu_count() or 1
-    ranks = min(config.problem.cluster.devices_per_host, MOST_CPU_RANKS)
+    ranks = min(problem.cluster.devices_per_host, MOST_CPU_RANKS)
     if ranks <= cores:
         return ()
     return (f"collectives of more than {cores} ranks share this machine's {cores} cores and are therefore slower",)

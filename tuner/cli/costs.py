@@ -13,6 +13,7 @@ import typer
 
 from hardware.io.errors import ConfigError
 from tuner.cli.options import FOUND_NOTHING, check_out, load, number
+from tuner.subject.problem import Problem
 from tuner.terminal.console import hosts_in_words, in_words, print_json, print_table, say
 
 if TYPE_CHECKING:  # these load numpy
@@ -118,17 +119,17 @@ def rank_costs(
 
         write_costs_page(config, found, out)
     if as_json:
-        print_json(_as_json(config, found) | ({"written": str(out)} if out is not None else {}))
+        print_json(_as_json(config.problem, found) | ({"written": str(out)} if out is not None else {}))
     else:
-        _print(config, found)
+        _print(config.problem, found)
         if out is not None:
             typer.echo(f"wrote {out}", err=True)
     if not found.within:
         raise typer.Exit(FOUND_NOTHING)
 
 
-def _as_json(config: StudyRequest, found: CostComparison) -> dict[str, Any]:
-    dimensions = _dimensions(config, found)
+def _as_json(problem: Problem, found: CostComparison) -> dict[str, Any]:
+    dimensions = _dimensions(problem, found)
 
     def place(offer: Offer | None) -> int | None:
         return None if offer is None else found.offers.index(offer)
@@ -148,23 +149,23 @@ def _as_json(config: StudyRequest, found: CostComparison) -> dict[str, Any]:
     }
 
 
-def _dimensions(config: StudyRequest, found: CostComparison) -> tuple[str, ...]:
+def _dimensions(problem: Problem, found: CostComparison) -> tuple[str, ...]:
     """Return the dimensions that tell the configurations apart, the plan if one has another than that by hand."""
     from costmodels.job.parallel_config import HAND
 
     has_plans = any(offer.size.config is not None and offer.size.config.plan != HAND for offer in found.offers)
-    return (*config.problem.dimensions, "plan") if has_plans and "plan" not in config.problem.dimensions else config.problem.dimensions
+    return (*problem.dimensions, "plan") if has_plans and "plan" not in problem.dimensions else problem.dimensions
 
 
-def _print(config: StudyRequest, found: CostComparison) -> None:
+def _print(problem: Problem, found: CostComparison) -> None:
     from tuner.economics.cost_words import broken_in_words, limits_in_words, offer_in_words, prices_in_words
 
-    per_step = config.problem.setting.job.tokens_per_step
+    per_step = problem.setting.job.tokens_per_step
     say(f"{found.tokens:.4g} tokens are {found.steps:,} steps of {per_step:,} tokens; {prices_in_words(found)}.")
     header = ["", "cluster", "hosts", "devices", "step [s]", "days", "95%"]
     header += ["cost", "95%"] if found.has_cost else []
     header += ["MWh", "fits", "front", "configuration"]
-    dimensions = _dimensions(config, found)
+    dimensions = _dimensions(problem, found)
     print_table(
         header, [_row(offer, found, dimensions) for offer in found.offers if offer.fits], left=(1, len(header) - 1)
     )

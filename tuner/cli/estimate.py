@@ -11,6 +11,7 @@ from typer import Option
 from tuner.cli.costs import load_with_prices, tokens_of
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, with_plans
 from tuner.storage.stored_studies import StoredStudies
+from tuner.subject.problem import Problem
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, say
 
 if TYPE_CHECKING:  # these load numpy
@@ -47,7 +48,7 @@ def estimate(
     sizes = () if hosts is None else parse_sizes(config, hosts)
     found = estimate_training(with_plans(config, stored), stored.find(config.name), count, sizes)
     if as_json:
-        print_json(_as_json(config, found))
+        print_json(_as_json(config.problem, found))
     elif found is not None:
         _print(found, config)
     if found is None:
@@ -56,15 +57,15 @@ def estimate(
         raise typer.Exit(FOUND_NOTHING)
 
 
-def _as_json(config: StudyRequest, found: TrainingEstimate | None) -> dict[str, object]:
+def _as_json(problem: Problem, found: TrainingEstimate | None) -> dict[str, object]:
     from tuner.answers.gain import gains
 
     if found is None:
         return {"tokens": None, "trainings": [], "sizes": []}
     return {
         "tokens": found.tokens,
-        "trainings": [training.as_json(config.problem.dimensions) for training in found.trainings],
-        "sizes": [training.as_json(config.problem.dimensions) for training in found.sizes],
+        "trainings": [training.as_json(problem.dimensions) for training in found.trainings],
+        "sizes": [training.as_json(problem.dimensions) for training in found.sizes],
         "sizes_without": [{"hosts": hosts, "reason": reason} for hosts, reason in found.reasons],
         "correction": found.correction,
         "saved_device_hours": found.saved_device_hours,

@@ -360,7 +360,7 @@ def _run_payload(config: StudyRequest, result: RunResult) -> dict[str, Any]:
     from tuner.economics.training import limited_of
 
     best, extrapolated = result.best, result.extrapolated
-    compared = compared_of(config, result.reference, result.records, best, result.gain)
+    compared = compared_of(config.problem, result.reference, result.records, best, result.gain)
     training = limited_of(config, best, extrapolated)
     step_time_s = best.step_time_s if best else extrapolated.step_time_s if extrapolated else None
     return {
@@ -372,7 +372,7 @@ def _run_payload(config: StudyRequest, result: RunResult) -> dict[str, Any]:
         "clock": config.trials.backend.clock,
         "training": training and training.as_json(config.problem.dimensions),
         "extrapolated": extrapolated is not None,
-        "front": front_json(config, measured_front(config, result.records)),
+        "front": front_json(config.problem, measured_front(config.problem, result.records)),
         **counts(result.records),
         **device_time_json(config, compared, result.records),
         "candidates": result.num_candidates,
@@ -421,7 +421,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
         unknown = dict.fromkeys(("config", "step_time_s", "source", "clock", "idle_hosts", "training"))
         _finish_empty(as_json, {**unknown, "extrapolated": False, **gains(None)})
     idle, training = (
-        idle_hosts_of(config, found.config),
+        idle_hosts_of(config.problem, found.config),
         limited_training(config, found.config, found.source, found.step_time_s),
     )
     payload: dict[str, Any] = {
@@ -525,8 +525,8 @@ def export(
         training = limited_training(config, found.config, found.source, found.step_time_s)
         if training is None or training.breaks:
             notes += tuple(filter(None, [limited_in_words(config, training)]))
-    notes += notes_on_idle_hosts(config, wanted)
-    notes += notes_on_plan(config, wanted) if to != "json" else ()
+    notes += notes_on_idle_hosts(config.problem, wanted)
+    notes += notes_on_plan(config.problem, wanted) if to != "json" else ()
     exported = export_configuration(config, stored, wanted, to, out)
     if out is not None:
         write_file(out, exported.text)

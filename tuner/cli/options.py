@@ -147,10 +147,10 @@ def with_plans(
     if chosen is not None or (config.problem.planning.is_auto and not runs):
         return predicted_plans(config, stored, chosen)
     with PlanningLine() as line:
-        grid = grid_to_plan(config, None)
+        grid = grid_to_plan(config.problem, None)
         planned = plan_study(config, grid, stored=stored_plans(config, stored), on_planned=line.show)
-    warn(unused_pins(planned))
-    left = planned_in_words(planned)
+    warn(unused_pins(planned.problem))
+    left = planned_in_words(planned.problem)
     warn([left] if left else [])
     return planned
 
@@ -167,7 +167,9 @@ def launchable_config(config: StudyRequest, text: str, missing: str = "") -> tup
 
     wanted = parse_config(text, config.problem.subject.defaults)
     try:
-        notes = config.problem.subject.check_launchable(config.problem.options, wanted, current=config.problem.current, missing=missing)
+        notes = config.problem.subject.check_launchable(
+            config.problem.options, wanted, current=config.problem.current, missing=missing
+        )
     except ConfigError as error:
         raise error.in_file(config.file) from None
     return wanted, notes

@@ -155,7 +155,7 @@ def plan(
         candidate = (config.problem.setting, wanted)
         num_layers = None if layers is None else whole_number("--layers", layers, 1)
         graph, found_mesh = of_candidate(config.problem.setting, wanted, num_layers)
-        title = f"{config_in_words(config, wanted)}: {graph.name}, one micro-batch on {found_mesh.in_words}"
+        title = f"{config_in_words(config.problem, wanted)}: {graph.name}, one micro-batch on {found_mesh.in_words}"
     prove_s = None if prove is None else number("--prove", prove, above_zero=True)
     options = replace(options, memory_bytes=_parse_memory_bytes(memory_gib, found_mesh), prove_s=prove_s)
     try:

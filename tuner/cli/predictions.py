@@ -27,6 +27,7 @@ from tuner.cli.options import (
     with_plans,
 )
 from tuner.storage.stored_studies import StoredStudies
+from tuner.subject.problem import Problem
 from tuner.terminal.console import (
     NOTHING_WORKS,
     config_in_words,
@@ -75,7 +76,9 @@ def space(
 
         payload["knobs"] = knob_rows(config)
     configs = [found.grid.values(position) for position in range(len(found.grid))] if list_configs else []
-    reasons = config.problem.subject.reasons_against(config.problem.options, chosen, found) if chosen is not None else {}
+    reasons = (
+        config.problem.subject.reasons_against(config.problem.options, chosen, found) if chosen is not None else {}
+    )
     if as_json:
         listed = {"configs": configs} if list_configs else {}
         told = {"config": chosen.values(config.problem.dimensions), "reasons": reasons} if chosen is not None else {}
@@ -84,7 +87,7 @@ def space(
         for values in configs:
             typer.echo(in_words(values))
         if chosen is not None:
-            print_reasons(config, chosen, reasons)
+            print_reasons(config.problem, chosen, reasons)
         elif knobs:
             print_knobs(payload["knobs"])
         elif not list_configs:
@@ -110,21 +113,21 @@ def predict(
     wanted, broken = launchable_config(config, chosen, missing)
     warn(broken)
     config = with_plans(config, StoredStudies(config.storage), wanted)
-    payload = predict_with_errors(config, wanted)
+    payload = predict_with_errors(config.problem, wanted)
     if plan:
         from tuner.forecast.planned_candidates import by_hand
 
-        payload["plan"] = payload.get("plan") or by_hand(config, wanted)
+        payload["plan"] = payload.get("plan") or by_hand(config.problem, wanted)
     if as_json:
         print_json(payload)
         return
-    typer.echo(f"Predicted for {config_in_words(config, wanted)}")
+    typer.echo(f"Predicted for {config_in_words(config.problem, wanted)}")
     typer.echo(speed_in_words(payload))
     if "step_time_range_s" in payload:
         _print_step_range(payload)
     for line in config.problem.subject.part_lines(payload["breakdown_s"], payload["step_time_s"]):
         typer.echo(line)
-    _print_peak(config, payload)
+    _print_peak(config.problem, payload)
     if "peak_memory_range_bytes" in payload:
         low_gib, high_gib = (size / 2**30 for size in payload["peak_memory_range_bytes"])
         typer.echo(
@@ -151,11 +154,11 @@ def _print_step_range(payload: dict[str, Any]) -> None:
     typer.echo(f"  {low_s:.3g} to {high_s:.3g} s with probability 95%{reasons}")
 
 
-def _print_peak(config: StudyRequest, payload: dict[str, Any]) -> None:
-    spare = f"{config.problem.options.memory_headroom:.0%} must stay free"
+def _print_peak(problem: Problem, payload: dict[str, Any]) -> None:
+    spare = f"{problem.options.memory_headroom:.0%} must stay free"
     fits = f"fits ({spare})" if payload["fits"] else f"DOES NOT FIT ({spare})"
     capacity = payload["memory_capacity_bytes"]
-    if payload["fits"] and payload["peak_memory_bytes"] > (1 - config.problem.options.memory_headroom) * capacity:
+    if payload["fits"] and payload["peak_memory_bytes"] > (1 - problem.options.memory_headroom) * capacity:
         fits = f"fits only if the allocator releases fragmented memory ({spare})"
     typer.echo(f"{payload['peak_memory_bytes'] / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB per device: {fits}")
 
@@ -189,8 +192,8 @@ def simulate(
     config, missing = at_time(load(study, overrides), at, network)
     wanted, broken = launchable_config(config, chosen, missing)
     config = with_plans(config, StoredStudies(config.storage), wanted)
-    simulation = simulate_candidate(config, wanted, schedule)
-    payload = simulation_json(config, wanted, schedule, simulation)
+    simulation = simulate_candidate(config.problem, wanted, schedule)
+    payload = simulation_json(config.problem, wanted, schedule, simulation)
     if trace is not None:
         write_trace(simulation, trace)
         payload["trace"] = str(trace)
@@ -198,9 +201,9 @@ def simulate(
     if as_json:
         print_json(payload)
         return
-    typer.echo(f"Simulated for {config_in_words(config, wanted)}, {schedule}")
+    typer.echo(f"Simulated for {config_in_words(config.problem, wanted)}, {schedule}")
     print_simulation(simulation, payload)
-    _print_peak(config, payload)
+    _print_peak(config.problem, payload)
     _print_memory_parts(payload)
     if trace is not None:
         typer.echo(f"wrote {printable(str(trace))}; ui.perfetto.dev opens it", err=True)
@@ -293,16 +296,16 @@ def _rank_configs(config: StudyRequest, num_rows: int, as_json: bool) -> None:
 
     stored = StoredStudies(config.storage)
     config = with_plans(config, stored)
-    candidates = candidates_of(config)
+    candidates = candidates_of(config.problem)
     warn(candidates.space.warnings)
     grid, memory = candidates.space.grid, candidates.space.memory
     ranked = rank_candidates(config, stored, candidates, on_progress=lambda note: warn([note]))
     rows = [row_of(config, candidates, ranked, place) for place in range(min(num_rows, len(grid)))]
-    current = place_of_current(config, candidates, ranked) if rows else None
+    current = place_of_current(config.problem, candidates, ranked) if rows else None
     shown = dict(enumerate(rows, start=1))
     if current is not None and current >= len(rows):
         shown[current + 1] = row_of(config, candidates, ranked, current)
-    idle = idle_hosts_of_first(config, candidates, ranked) if rows else None
+    idle = idle_hosts_of_first(config.problem, candidates, ranked) if rows else None
     if as_json:
         print_json(
             {

@@ -13,6 +13,7 @@ from typer import Option
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, load, number, with_plans
 from tuner.storage.stored_studies import StoredStudies
+from tuner.subject.problem import Problem
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, printable
 
 if TYPE_CHECKING:  # these load numpy and Optuna
@@ -104,9 +105,9 @@ def replan(
         on_progress=_print_progress,
     )
     if as_json:
-        print_json(plan_json(config, plan))
+        print_json(plan_json(config.problem, plan))
     elif plan.works:
-        _print_plan(config, plan)
+        _print_plan(config.problem, plan)
     else:
         typer.echo(NOTHING_WORKS, err=True)
     if not plan.works:
@@ -126,7 +127,7 @@ def _print_progress(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _print_plan(config: StudyRequest, plan: Plan) -> None:
+def _print_plan(problem: Problem, plan: Plan) -> None:
     stretches = plan.best.stretches
     changes = [at for at, one in enumerate(stretches) if at == 0 or one.setup != stretches[at - 1].setup]
     shown = list(range(len(stretches))) if len(stretches) <= LONGEST_TABLE else changes
@@ -140,7 +141,7 @@ def _print_plan(config: StudyRequest, plan: Plan) -> None:
                 "-" if one.step_time_s is None else f"{one.step_time_s:.4g}",
                 f"{sum(each.steps for each in stretches[at:end]):,.0f}",
                 f"{one.switch_s + one.lost_work_s:.0f}" if one.switch_s or one.lost_work_s else "",
-                "waits" if one.setup is None else in_words(one.setup.config.values(config.problem.dimensions)),
+                "waits" if one.setup is None else in_words(one.setup.config.values(problem.dimensions)),
             ]
             for at, end in zip(shown, [*shown[1:], len(stretches)], strict=True)
             for one in [stretches[at]]
@@ -181,7 +182,7 @@ def _print_robust(
         config, traces, statistic, until_s=until_s, assumptions=assumptions, on_progress=_print_progress
     )
     if as_json:
-        payload: dict[str, Any] = robust_json(config, choice, names, statistic)
+        payload: dict[str, Any] = robust_json(config.problem, choice, names, statistic)
         print_json(payload | {"assumptions": asdict(assumptions)})
     elif choice.config is None:
         typer.echo(NOTHING_WORKS, err=True)

@@ -59,7 +59,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     slots = Slots.from_json(stored.user_attrs.get(SLOTS) if running else None)
     under_way = next((phase for phase in phases if is_driven(phase.attributes)), None)
     moments = read_moments(stored)
-    compared = compared_in(config, reference_of(config, stored), records, best, stored.user_attrs)
+    compared = compared_in(config.problem, reference_of(config.problem, stored), records, best, stored.user_attrs)
     training = limited_of(config, best, extrapolated)
     payload = {
         "study_name": config.name,
@@ -110,7 +110,7 @@ def _print_best(
     if best is not None:
         say(f"Best: {in_words(best.params)}")
         source = config.trials.backend.source_in_words
-        say(f"  {best.step_time_s:.4g} s per step ({source}); {confidence_in_words(config, confidence)}")
+        say(f"  {best.step_time_s:.4g} s per step ({source}); {confidence_in_words(config.problem, confidence)}")
     elif extrapolated is not None:
         print_extrapolated(extrapolated)
 

@@ -45,7 +45,7 @@ def trials(
     stored = stored_study(config)
     config = plans_in(config, stored)
     records = read_records(stored)
-    compared = comparison_of(reference_of(config, stored), records)
+    compared = comparison_of(reference_of(config.problem, stored), records)
     rows = trial_rows(records, compared)
     best = best_record(records)
     if as_json:

@@ -18,6 +18,7 @@ from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.stopping import StopReason
 from tuner.storage.record import HISTORY, STOP_REASON, TrialRecord, best_record, read_records
 from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 Key = tuple[Value, ...]
 """Values of a candidate's dimensions."""
@@ -80,7 +81,7 @@ def snapshot_of(config: StudyRequest, study: Study, attributes: Mapping[str, Any
         records=records,
         best=best,
         extrapolated=None if best else extrapolated_of(attributes),
-        compared=compared_in(config, reference_of(config, study), records, best, attributes),
+        compared=compared_in(config.problem, reference_of(config.problem, study), records, best, attributes),
         moments=read_moments(study),
         conclusions=failure_conclusions(attributes),
         p_star=attributes.get(P_STAR),
@@ -89,12 +90,12 @@ def snapshot_of(config: StudyRequest, study: Study, attributes: Mapping[str, Any
     )
 
 
-def step_errors(config: StudyRequest, candidates: Sequence[Mapping[str, Value]]) -> dict[Key, float]:
+def step_errors(problem: Problem, candidates: Sequence[Mapping[str, Value]]) -> dict[Key, float]:
     """Compute one standard deviation of the logarithm of each candidate's predicted step time."""
     if not candidates:
         return {}
-    grid = ConfigGrid.from_configs([config.problem.config_of(each) for each in candidates], config.problem.options.opened)
-    uncertainty = config.problem.subject.uncertainty(grid)
+    grid = ConfigGrid.from_configs([problem.config_of(each) for each in candidates], problem.options.opened)
+    uncertainty = problem.subject.uncertainty(grid)
     if uncertainty is None:
         return {}
     return {tuple(each.values()): float(error) for each, error in zip(candidates, uncertainty.log_error, strict=True)}

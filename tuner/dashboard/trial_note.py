@@ -16,6 +16,7 @@ from tuner.report.words import MISSING, gibibytes, percent, plural, seconds
 from tuner.storage.record import TrialRecord
 from tuner.study_file.request import StudyRequest
 from tuner.subject.ability import Ability
+from tuner.subject.problem import Problem
 from tuner.terminal.console import in_words
 
 GIB = 2**30
@@ -51,7 +52,7 @@ def trial_note(
         code(in_words(record.params)) + (f", {role}" if role else ""),
         _proxy(record),
         _reason(record),
-        _figures(config, record, step_error),
+        _figures(config.problem, record, step_error),
         _parts(record),
         _steps(record),
         _log(record, logs),
@@ -113,7 +114,7 @@ def _reason(record: TrialRecord) -> str:
     return f"**Reason**: {plain(reason)}" if reason else ""
 
 
-def _figures(config: StudyRequest, record: TrialRecord, step_error: float | None) -> str:
+def _figures(problem: Problem, record: TrialRecord, step_error: float | None) -> str:
     predicted, observation = record.prediction, None if record.is_proxy else record.observation
     if not predicted:
         return ""
@@ -125,14 +126,14 @@ def _figures(config: StudyRequest, record: TrialRecord, step_error: float | None
     error = relative_error(record)
     off = "" if error is None else f", {percent(error, signed=True)} off"
     throughputs = [
-        MISSING if told_s is None or (found := config.problem.subject.throughput(told_s)) is None else f"{found:,.0f}"
+        MISSING if told_s is None or (found := problem.subject.throughput(told_s)) is None else f"{found:,.0f}"
         for told_s in (step_s, measured_s)
     ]
     return table(
         ["", "predicted", "measured"],
         [
             ["step", seconds(step_s) + known + off, seconds(measured_s)],
-            *([["tokens/s per device", *throughputs]] if config.problem.subject.has(Ability.TOKENS) else []),
+            *([["tokens/s per device", *throughputs]] if problem.subject.has(Ability.TOKENS) else []),
             [
                 "memory of the fullest device",
                 f"{gibibytes(predicted['peak_memory_bytes'])} of {gibibytes(predicted['memory_capacity_bytes'])}",

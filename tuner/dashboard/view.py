@@ -195,7 +195,7 @@ class StudyView(BaseStorage):
             for record in snapshot.records
             if record.number in noted and record.prediction and tuple(record.params.values()) not in self._errors
         }
-        self._errors |= step_errors(self._config, list(missing.values()))
+        self._errors |= step_errors(self._config.problem, list(missing.values()))
         found = {}
         for record in snapshot.records:
             page, has_note = self._ended.get(record.number), record.number in noted

@@ -26,6 +26,7 @@ from tuner.storage.record import TrialRecord, read_records
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
 from tuner.study_file.request import StudyRequest
 from tuner.subject.ability import Ability
+from tuner.subject.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +160,7 @@ def estimate_training(
         trainings.append(_training(config, reference.role, reference.config, best.source, compared.step_time_s, steps))
     known_s = None if best.source == "predicted" else best.step_time_s
     trainings.append(_training(config, "best", best.config, best.source, known_s, steps))
-    correction = _correction(config, best)
+    correction = _correction(config.problem, best)
     found = list(best_by_size(config, sizes))
     spent = device_time_of(config, records)
     return TrainingEstimate(
@@ -207,22 +208,26 @@ def limited_training(config: StudyRequest, best: ParallelConfig, source: str, st
 def limited_of(config: StudyRequest, best: TrialRecord | None, extrapolated: Extrapolated | None) -> Training | None:
     """Return the training of `limits.tokens` with the answer of a study's trials; see `limited_training`."""
     if best is not None and best.step_time_s is not None:
-        return limited_training(config, config.problem.config_of(best.params), config.trials.backend.origin, best.step_time_s)
+        return limited_training(
+            config, config.problem.config_of(best.params), config.trials.backend.origin, best.step_time_s
+        )
     if extrapolated is not None:
-        return limited_training(config, config.problem.config_of(extrapolated.config), "predicted", extrapolated.step_time_s)
+        return limited_training(
+            config, config.problem.config_of(extrapolated.config), "predicted", extrapolated.step_time_s
+        )
     return None
 
 
 def measured_correction(config: StudyRequest, study: Study) -> float:
     """Return the ratio of the best configuration's measured step time to its predicted one; 1 without a measurement."""
     best = best_known(config, study)
-    return 1.0 if best is None else _correction(config, best)
+    return 1.0 if best is None else _correction(config.problem, best)
 
 
-def _correction(config: StudyRequest, best: Best) -> float:
-    if best.source != "measured" or not config.problem.subject.has(Ability.SIZES):
+def _correction(problem: Problem, best: Best) -> float:
+    if best.source != "measured" or not problem.subject.has(Ability.SIZES):
         return 1.0
-    return best.step_time_s / float(predict_candidate(config, best.config)["step_time_s"])
+    return best.step_time_s / float(predict_candidate(problem, best.config)["step_time_s"])
 
 
 def _training(
@@ -240,7 +245,7 @@ def _training(
     """
     step_time_s, range_s, source = known_s, None, known
     if step_time_s is None:
-        predicted = predict_with_errors(config, chosen)
+        predicted = predict_with_errors(config.problem, chosen)
         low_s, high_s = predicted["step_time_range_s"]
         step_time_s, range_s, source = float(predicted["step_time_s"]), (low_s, high_s), "predicted"
     return Training(

@@ -27,7 +27,10 @@ def objective_of(config: StudyRequest, candidates: Candidates) -> Objective | No
 
 def labels_of(config: StudyRequest) -> list[str]:
     """Return the names of the values that a study minimizes, with their units."""
-    return [label_of(name, config.economics.prices.currency if config.economics.prices else "") for name in config.problem.objective]
+    return [
+        label_of(name, config.economics.prices.currency if config.economics.prices else "")
+        for name in config.problem.objective
+    ]
 
 
 def _value(name: str, label: str, config: StudyRequest, candidates: Candidates) -> MinimizedValue:

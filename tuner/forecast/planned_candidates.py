@@ -34,6 +34,7 @@ from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, 
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.meaning import first_difference
 from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 if TYPE_CHECKING:  # Optuna takes a second to load
     from optuna import Study
@@ -88,7 +89,7 @@ def plan_study(
     setting = config.problem.setting
     tasks = layer_tasks(setting.job, setting.cluster, grid, config.problem.planning)
     if config.problem.planning.is_auto and len(tasks) > AUTO_SHAPES:
-        tasks = _leading(config, grid, tasks)
+        tasks = _leading(config.problem, grid, tasks)
     tasks = [task for task in tasks if shape_text(task.config) not in plans]
     if not tasks:
         return _with_plans(config, changes, plans)
@@ -101,7 +102,7 @@ def plan_study(
             except ConfigError as error:
                 raise error.under("planner").in_file(config.file) from None
             on_planned(len(found), len(tasks))
-    found = _with_predictions(config, grid, found)
+    found = _with_predictions(config.problem, grid, found)
     plans |= {shape_text(task.config): each.summary for task, each in zip(tasks, found, strict=True)}
     return _with_plans(config, [*changes, *(each.change for each in found if each.change is not None)], plans)
 
@@ -117,7 +118,7 @@ def plan_layers(config: StudyRequest, stored: StoredStudies, chosen: ParallelCon
     restore_subject(config, lambda: stored.look(config.name))
     if config.problem.planning.name == "megatron" or config.problem.layer_plans:
         return config
-    return plan_study(config, grid_to_plan(config, chosen), stored=stored_plans(config, stored))
+    return plan_study(config, grid_to_plan(config.problem, chosen), stored=stored_plans(config, stored))
 
 
 def predicted_plans(config: StudyRequest, stored: StoredStudies, chosen: ParallelConfig | None = None) -> StudyRequest:
@@ -153,32 +154,32 @@ def _with_stored(config: StudyRequest, stored: Mapping[str, Any] | None) -> Stud
     return _with_plans(config, [_change_of(each) for each in stored["changes"]], stored["plans"])
 
 
-def grid_to_plan(config: StudyRequest, chosen: ParallelConfig | None) -> ConfigGrid:
+def grid_to_plan(problem: Problem, chosen: ParallelConfig | None) -> ConfigGrid:
     """Return the candidates to plan, all with the plan by hand: those of the study, or the chosen configuration."""
     if chosen is None:
-        return config.problem.space().grid
-    return ConfigGrid.from_configs([replace(chosen, plan=HAND)], config.problem.options.opened)
+        return problem.space().grid
+    return ConfigGrid.from_configs([replace(chosen, plan=HAND)], problem.options.opened)
 
 
-def planned_in_words(config: StudyRequest) -> str:
+def planned_in_words(problem: Problem) -> str:
     """Return a sentence on the shapes that `auto` left by hand; empty if it planned all of them."""
-    if not config.problem.planning.is_auto or not config.problem.layer_plans:
+    if not problem.planning.is_auto or not problem.layer_plans:
         return ""
-    grid = config.problem.space().grid
-    tasks = layer_tasks(config.problem.setting.job, config.problem.cluster, grid, config.problem.planning)
-    left = [task for task in tasks if shape_text(task.config) not in config.problem.layer_plans]
+    grid = problem.space().grid
+    tasks = layer_tasks(problem.setting.job, problem.cluster, grid, problem.planning)
+    left = [task for task in tasks if shape_text(task.config) not in problem.layer_plans]
     if not left:
         return ""
     return (
         f"sharding plans were made for the layers of the {len(tasks) - len(left)} leading of {len(tasks)} shapes; "
-        f"planner.name: {config.problem.planning.name} plans all"
+        f"planner.name: {problem.planning.name} plans all"
     )
 
 
-def as_stored(config: StudyRequest) -> dict[str, Any]:
+def as_stored(problem: Problem) -> dict[str, Any]:
     """Return the plans of a study as JSON."""
-    changes = [asdict(change) for change in config.problem.setting.runtime.layer_changes]
-    return {"changes": changes, "plans": dict(config.problem.layer_plans)}
+    changes = [asdict(change) for change in problem.setting.runtime.layer_changes]
+    return {"changes": changes, "plans": dict(problem.layer_plans)}
 
 
 def stored_plans(config: StudyRequest, stored: StoredStudies) -> dict[str, Any] | None:
@@ -198,26 +199,26 @@ def _plans_of(config: StudyRequest, study: Study) -> dict[str, Any] | None:
     return found
 
 
-def unused_pins(config: StudyRequest) -> tuple[str, ...]:
+def unused_pins(problem: Problem) -> tuple[str, ...]:
     """Return a sentence for each pin that no candidate's degrees allow."""
-    used = {each["pin"] for plan in config.problem.layer_plans.values() if plan is not None for each in plan["pins"]}
+    used = {each["pin"] for plan in problem.layer_plans.values() if plan is not None for each in plan["pins"]}
     return tuple(
         f"planner.pins[{number}]: no candidate has the devices for {pin.in_words}"
-        for number, pin in enumerate(config.problem.planning.pins)
+        for number, pin in enumerate(problem.planning.pins)
         if pin.in_words not in used
     )
 
 
-def by_hand(config: StudyRequest, chosen: ParallelConfig) -> dict[str, Any] | None:
+def by_hand(problem: Problem, chosen: ParallelConfig) -> dict[str, Any] | None:
     """Return the plan by hand of one configuration in the same form; None where it has nothing to shard."""
     grid = ConfigGrid.from_configs([chosen])
-    tasks = layer_tasks(config.problem.setting.job, config.problem.cluster, grid, LayerPlanning())
+    tasks = layer_tasks(problem.setting.job, problem.cluster, grid, LayerPlanning())
     return _plan(tasks[0], None).by_hand if tasks else None
 
 
-def _leading(config: StudyRequest, grid: ConfigGrid, tasks: Sequence[LayerTask]) -> list[LayerTask]:
+def _leading(problem: Problem, grid: ConfigGrid, tasks: Sequence[LayerTask]) -> list[LayerTask]:
     """Return the tasks of the shapes whose fastest candidates are predicted to be the fastest, at most AUTO_SHAPES."""
-    fastest_s = _fastest(config.problem.setting, grid)
+    fastest_s = _fastest(problem.setting, grid)
     ordered = sorted(tasks, key=lambda task: fastest_s[shape_keys(ConfigGrid.from_configs([task.config]))[0]])
     return ordered[:AUTO_SHAPES]
 
@@ -231,14 +232,14 @@ def _fastest(setting: Setting, grid: ConfigGrid) -> dict[tuple[int, ...], float]
     return fastest
 
 
-def _with_predictions(config: StudyRequest, grid: ConfigGrid, found: Sequence[_Found]) -> list[_Found]:
+def _with_predictions(problem: Problem, grid: ConfigGrid, found: Sequence[_Found]) -> list[_Found]:
     """Return the plans with the predicted step time of the fastest candidate of each shape, relative to by hand."""
     changes = tuple(each.change for each in found if each.change is not None)
     if not changes:
         return list(found)
-    setting = config.problem.setting
+    setting = problem.setting
     changed = replace(setting, runtime=replace(setting.runtime, layer_changes=changes))
-    as_planned = replace(grid, plan=np.full(len(grid), DIMENSIONS["plan"].code_of(config.problem.planning.name)))
+    as_planned = replace(grid, plan=np.full(len(grid), DIMENSIONS["plan"].code_of(problem.planning.name)))
     by_hand_s, planned_s = _fastest(setting, grid), _fastest(changed, as_planned)
     return [
         each

@@ -16,6 +16,7 @@ from tuner.forecast.objective import rate_of
 from tuner.search.objectives import COST, ENERGY
 from tuner.study_file.request import StudyRequest
 from tuner.subject.ability import Ability
+from tuner.subject.problem import Problem
 
 OnProgress = Callable[[str], None]
 
@@ -62,7 +63,7 @@ def predicted_ranking(
         candidates: Its candidates, with their predictions.
         on_progress: Function that is told what takes seconds.
     """
-    memory, order = candidates.space.memory, ranking(config, candidates)
+    memory, order = candidates.space.memory, ranking(config.problem, candidates)
     step_time_s, is_simulated = candidates.estimate.step_time_s.copy(), np.zeros(len(order), dtype=np.bool_)
     if config.problem.subject.has(Ability.LAYERS) and is_worth_simulating(config.problem.cluster):
         leaders = order[:LEADERS][memory.fits(config.problem.options.memory_headroom)[order[:LEADERS]]]
@@ -86,7 +87,9 @@ def by_objective(config: StudyRequest, candidates: Candidates, ranked: Ranked) -
     """Return a ranking in the order of the study's one value; of two values the step time orders."""
     if config.problem.objective not in ((COST,), (ENERGY,)):
         return ranked
-    value = ranked.step_time_s * rate_of(config.problem.objective[0], config, candidates.space.grid, candidates.estimate)
+    value = ranked.step_time_s * rate_of(
+        config.problem.objective[0], config, candidates.space.grid, candidates.estimate
+    )
     # equal values stay in the order of the step times
     place = np.argsort(ranked.order)
     return replace(ranked, order=np.lexsort((place, value, ~ranked.fits)), value=value)
@@ -110,10 +113,10 @@ def row_of(config: StudyRequest, candidates: Candidates, ranked: Ranked, place: 
     }
 
 
-def place_of_current(config: StudyRequest, candidates: Candidates, ranked: Ranked) -> int | None:
+def place_of_current(problem: Problem, candidates: Candidates, ranked: Ranked) -> int | None:
     """Return the place of the current configuration in the ranking, from 0; None without one."""
-    if config.problem.current is None:
+    if problem.current is None:
         return None
     grid = candidates.space.grid
-    position = grid.positions().get(tuple(config.problem.current.values(grid.dimensions).values()))
+    position = grid.positions().get(tuple(problem.current.values(grid.dimensions).values()))
     return None if position is None else int(np.flatnonzero(ranked.order == position)[0])

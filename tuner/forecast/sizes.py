@@ -181,7 +181,11 @@ def _study_on(config: StudyRequest, cluster: Cluster) -> StudyRequest:
 
 def _predict_best(config: StudyRequest, cluster: Cluster) -> Size:
     setting, devices = config.problem.setting, cluster.num_devices
-    current = config.problem.current if config.problem.current is not None and config.problem.current.num_devices == devices else None
+    current = (
+        config.problem.current
+        if config.problem.current is not None and config.problem.current.num_devices == devices
+        else None
+    )
     try:
         cluster.devices[0].peak_flop_per_s(setting.job.precision)
     except ConfigError as error:

@@ -355,7 +355,9 @@ def _price_states(
     opened, headroom = config.problem.options.opened, config.options.memory_headroom
     trials = [] if study is None else study.get_trials(deepcopy=False)
     dimensions = {*config.problem.dimensions} - {PLAN}  # a trial without it ran the plan by hand
-    tried = dict.fromkeys(config.problem.config_of(values_of(trial)) for trial in trials if dimensions <= trial.params.keys())
+    tried = dict.fromkeys(
+        config.problem.config_of(values_of(trial)) for trial in trials if dimensions <= trial.params.keys()
+    )
     # The study's own candidates come first; in the nominal state they serve as the state's candidates.
     own = list(dict.fromkeys([*pool.get(pricing.nominal, {}), *tried]))
     own_grid = ConfigGrid.from_configs(own, opened)

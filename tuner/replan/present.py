@@ -80,7 +80,7 @@ class Watched:
         Raises:
             ConfigError: The study file contradicts the stored study.
         """
-        last = course_of(self.config, trace, None).intervals[-1]
+        last = course_of(self.config.problem, trace, None).intervals[-1]
         course = Course(trace=trace, intervals=(last,))
         options = options_over(self._pricing, [course], list(besides), find_stored(self.config))
         figures = {options.setups[option]: one for option, one in options.figures[0][0].items()}

@@ -41,6 +41,7 @@ from tuner.run.studies import check_meaning
 from tuner.search.prior import ignore_progress
 from tuner.storage.opening import find_study
 from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 AFTER_LAST_S = 3600.0
 """Default length of a trace after its last event [s]."""
@@ -220,9 +221,9 @@ def end_of(trace: Trace, until_s: float | None) -> float:
     return until_s
 
 
-def course_of(config: StudyRequest, trace: Trace, until_s: float | None) -> Course:
+def course_of(problem: Problem, trace: Trace, until_s: float | None) -> Course:
     """Split a trace into its intervals."""
-    return Course(trace=trace, intervals=intervals(config.problem.cluster, trace, end_of(trace, until_s)))
+    return Course(trace=trace, intervals=intervals(problem.cluster, trace, end_of(trace, until_s)))
 
 
 def replan_trace(
@@ -247,7 +248,7 @@ def replan_trace(
     Raises:
         ConfigError: An event happens after `until_s`, or the study file contradicts the stored study.
     """
-    course, pricing, study = course_of(config, trace, until_s), Pricing(config), find_stored(config)
+    course, pricing, study = course_of(config.problem, trace, until_s), Pricing(config), find_stored(config)
     found = best_known(config, study)
     staying = stays(pricing, course, found.config) if found else None
     # The setups of staying are priced in any case, so that both timelines rest on the same figures.
@@ -288,7 +289,7 @@ def robust_choice(
     Raises:
         ConfigError: An event happens after `until_s`, or the study file contradicts the stored study.
     """
-    courses = [course_of(config, trace, until_s) for trace in traces]
+    courses = [course_of(config.problem, trace, until_s) for trace in traces]
     pricing, study = Pricing(config), find_stored(config)
     found = best_known(config, study)
     whole = pricing.all_hosts
@@ -480,29 +481,29 @@ class PricedCourse:
         return "; ".join([*told, f"{more:,.0f} more steps until {until_s:g} s outweigh {switch_s:.0f} s of change"])
 
 
-def plan_json(config: StudyRequest, plan: Plan) -> dict[str, Any]:
+def plan_json(problem: Problem, plan: Plan) -> dict[str, Any]:
     """Build the JSON object of `meshtune replan`."""
     return {
-        "timeline": timeline_json(config, plan.best),
+        "timeline": timeline_json(problem, plan.best),
         "steps": plan.best.steps,
-        "tokens": plan.best.steps * config.problem.setting.job.tokens_per_step,
+        "tokens": plan.best.steps * problem.setting.job.tokens_per_step,
         "gain_over_staying": plan.gain_over_staying,
         "staying": None
         if plan.staying is None
-        else {"timeline": timeline_json(config, plan.staying), "steps": plan.staying.steps},
+        else {"timeline": timeline_json(problem, plan.staying), "steps": plan.staying.steps},
         "until_s": plan.until_s,
         "assumptions": asdict(plan.assumptions),
         "trials": plan.num_trials,
     }
 
 
-def timeline_json(config: StudyRequest, timeline: Timeline) -> list[dict[str, Any]]:
+def timeline_json(problem: Problem, timeline: Timeline) -> list[dict[str, Any]]:
     """Build the JSON list of a timeline, with an object per interval."""
     return [
         {
             "from_s": one.from_s,
             "to_s": one.to_s,
-            "config": None if one.setup is None else one.setup.config.values(config.problem.dimensions),
+            "config": None if one.setup is None else one.setup.config.values(problem.dimensions),
             "hosts": [] if one.setup is None else list(one.setup.hosts),
             "step_time_s": one.step_time_s,
             "steps": one.steps,
@@ -514,7 +515,7 @@ def timeline_json(config: StudyRequest, timeline: Timeline) -> list[dict[str, An
     ]
 
 
-def robust_json(config: StudyRequest, choice: RobustChoice, traces: Sequence[str], statistic: str) -> dict[str, Any]:
+def robust_json(problem: Problem, choice: RobustChoice, traces: Sequence[str], statistic: str) -> dict[str, Any]:
     """Build the JSON object of `meshtune replan --robust`."""
 
     def told(of_traces: Sequence[OnTrace]) -> list[dict[str, Any]]:
@@ -526,7 +527,7 @@ def robust_json(config: StudyRequest, choice: RobustChoice, traces: Sequence[str
     # JSON has no infinity: a configuration without any step gives null.
     ratio = choice.figure_best_s / choice.figure_s if math.isfinite(choice.figure_s) else math.inf
     return {
-        "config": None if choice.config is None else choice.config.values(config.problem.dimensions),
+        "config": None if choice.config is None else choice.config.values(problem.dimensions),
         "statistic": statistic,
         "time_per_token_s": _finite(choice.figure_s),
         "traces": told(choice.of_traces) if choice.config else [],
@@ -534,7 +535,7 @@ def robust_json(config: StudyRequest, choice: RobustChoice, traces: Sequence[str
         "staying": None
         if choice.best is None
         else {
-            "config": choice.best.values(config.problem.dimensions),
+            "config": choice.best.values(problem.dimensions),
             "time_per_token_s": _finite(choice.figure_best_s),
             "traces": told(choice.of_traces_best),
         },

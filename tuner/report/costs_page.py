@@ -16,6 +16,7 @@ from tuner.report.markup import Html, concatenate, section, tag
 from tuner.report.page import head_of
 from tuner.report.words import MISSING, gibibytes, in_short, percent, plural
 from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 HEIGHT = 520
 """Height of the figure [px]."""
@@ -47,7 +48,7 @@ def render_costs_page(config: StudyRequest, found: CostComparison) -> str:
         section(
             "front", f"Time and {second}", tag("p", _legend(found)), drawing(_figure(found), "front", height=HEIGHT)
         ),
-        section("offers", "Clusters and sizes", tag("div", _table(config, found), class_="scroll")),
+        section("offers", "Clusters and sizes", tag("div", _table(config.problem, found), class_="scroll")),
         *([section("without", "What does not fit", _without(found))] if not all(o.fits for o in found.offers) else []),
     )
     body = tag("body", header, main, tag("footer", _footer(config)), tag("script", DRAW_SCRIPT))
@@ -150,7 +151,7 @@ def _height(offer: Offer, found: CostComparison) -> float | None:
     return None if offer.energy_j is None else offer.energy_j / MWH_J
 
 
-def _table(config: StudyRequest, found: CostComparison) -> Html:
+def _table(problem: Problem, found: CostComparison) -> Html:
     currency = found.prices.currency if found.prices is not None else "cost"
     heads = [
         "cluster",
@@ -170,11 +171,11 @@ def _table(config: StudyRequest, found: CostComparison) -> Html:
     head = tag(
         "tr", *(tag("th", name, class_="" if name in texts else "number") for name in heads), tag("th", "configuration")
     )
-    rows = [_row(offer, config) for offer in found.offers if offer.fits]
+    rows = [_row(offer, problem) for offer in found.offers if offer.fits]
     return tag("table", tag("thead", head), tag("tbody", *rows))
 
 
-def _row(offer: Offer, config: StudyRequest) -> Html:
+def _row(offer: Offer, problem: Problem) -> Html:
     size = offer.size
     mark = "\N{BLACK STAR} " if offer.on_front else "! " if offer.breaks else ""
     numbers = [
@@ -192,7 +193,7 @@ def _row(offer: Offer, config: StudyRequest) -> Html:
     ]
     cells = (tag("td", number, class_="number") for number in numbers)
     return tag(
-        "tr", tag("td", f"{mark}{offer.cluster.name}"), *cells, tag("td", _config_words(offer, config.problem.dimensions))
+        "tr", tag("td", f"{mark}{offer.cluster.name}"), *cells, tag("td", _config_words(offer, problem.dimensions))
     )
 
 

@@ -151,7 +151,7 @@ def collect(config: StudyRequest) -> ReportData:
     best = best_record(records)
     stored_reason = study.user_attrs.get(STOP_REASON)
     stop_reason = None if stored_reason is None or is_running(study) else StopReason(stored_reason)
-    candidates = candidates_of(config)
+    candidates = candidates_of(config.problem)
     return ReportData(
         config=config,
         candidates=candidates,
@@ -161,7 +161,7 @@ def collect(config: StudyRequest) -> ReportData:
         extrapolated=None if best else extrapolated_of(study.user_attrs),
         stop_reason=stop_reason,
         origin=study.user_attrs.get(ORIGIN, config.trials.backend.origin),
-        compared=compared_in(config, reference_of(config, study), records, best, study.user_attrs),
+        compared=compared_in(config.problem, reference_of(config.problem, study), records, best, study.user_attrs),
         moments=read_moments(study),
         fewer_hosts=phases_of(config, stored),
         conclusions=failure_conclusions(study.user_attrs),

@@ -168,7 +168,7 @@ class _Following:
                 hosts = left[:count]
                 if found and count < LEAST_SHARE * len(found[0][1]):
                     break
-                candidates = candidates_of(self._on_hosts(hosts))
+                candidates = candidates_of(self._on_hosts(hosts).problem)
                 if len(candidates.space.grid):
                     found.append((float(candidates.estimate.step_time_s.min()), hosts))
             self._usable[left] = min(found)[1] if found else left

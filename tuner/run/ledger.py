@@ -65,7 +65,7 @@ class Ledger:
             lambda record: device_time_of(tasks.config, [record]).device_s,
         )
         self.study = DrivenStudy(study, self.trials)
-        self.reference: Reference | None = reference_of(tasks.config, study)
+        self.reference: Reference | None = reference_of(tasks.config.problem, study)
         self.live: dict[int, Task] = {}
         self.ended = [
             (each.number, each.observation) for each in self.trials.records if each.finished and each.observation

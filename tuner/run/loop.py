@@ -74,7 +74,7 @@ def run_study(
         StorageLostError: The storage's file was lost; what was measured is kept beside it.
     """
     config = plan_layers(config, StoredStudies(config.storage))
-    candidates = candidates_of(config)
+    candidates = candidates_of(config.problem)
     if not len(candidates.space.grid):
         removed = max(candidates.space.removed.items(), key=lambda entry: entry[1], default=("", 0))
         none_left = f"no configuration is left; {removed[0]} removed the most: see `meshtune space`"
@@ -102,7 +102,7 @@ def run_study(
         study = open_study(config, sampler, store.storage)
         keep_baseline(study, reference_among(config, candidates))
         if config.problem.layer_plans.keys() > study.user_attrs.get(LAYER_PLANS, {"plans": {}})["plans"].keys():
-            study.set_user_attr(LAYER_PLANS, as_stored(config))
+            study.set_user_attr(LAYER_PLANS, as_stored(config.problem))
         if (kept := config.problem.subject.as_stored()) and OWN_PLANS not in study.user_attrs:
             study.set_user_attr(OWN_PLANS, kept)
         held = claim(store, config.name, now_s=wall_clock(), on_note=tell)
@@ -111,7 +111,9 @@ def run_study(
             budgets = RunBudgets(
                 ledger=ledger,
                 spending=Spending(config.search, occupies_devices=config.trials.backend.trains),
-                reports=StepReports(study=ledger.study, pruner=make_pruner(config)) if config.search.prune else None,
+                reports=StepReports(study=ledger.study, pruner=make_pruner(config.problem))
+                if config.search.prune
+                else None,
             )
         except KeyboardInterrupt:  # reading a large study takes seconds
             held.release()

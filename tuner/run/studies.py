@@ -33,6 +33,7 @@ from tuner.storage.stored_studies import StoredStudies
 from tuner.storage.stored_values import check_values
 from tuner.study_file.meaning import first_difference
 from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 
 def make_sampler(
@@ -52,13 +53,13 @@ def make_sampler(
         stop_when_confident: Whether the sampler ends `study.optimize`; the driver of a study ends its own loop.
         on_note: Function that is told what takes seconds.
     """
-    candidates = candidates or candidates_of(config)
+    candidates = candidates or candidates_of(config.problem)
     grid = candidates.space.grid
     reference = reference_among(config, candidates)
     return ThompsonSampler(
         grid,
         with_room(config.problem.subject.prior(grid, past, on_progress=on_note), config.economics.limits.free_memory),
-        knobs=searched_knobs(config, candidates),
+        knobs=searched_knobs(config.problem, candidates),
         acquisition=ACQUISITION_FUNCTIONS[config.search.acquisition],
         draws=config.search.draws,
         confidence=config.search.confidence,
@@ -81,9 +82,9 @@ def make_sampler(
     )
 
 
-def make_pruner(config: StudyRequest) -> ClearlySlowerPruner:
+def make_pruner(problem: Problem) -> ClearlySlowerPruner:
     """Return the pruner that stops trials early; the current configuration is measured in full."""
-    return ClearlySlowerPruner(current=config.problem.current.values(config.problem.dimensions) if config.problem.current else None)
+    return ClearlySlowerPruner(current=problem.current.values(problem.dimensions) if problem.current else None)
 
 
 def open_study(config: StudyRequest, sampler: ThompsonSampler, storage: BaseStorage | None = None) -> Study:
@@ -98,7 +99,7 @@ def open_study(config: StudyRequest, sampler: ThompsonSampler, storage: BaseStor
             study_name=config.name,
             storage=open_store(config.storage).storage if storage is None else storage,
             sampler=sampler,
-            pruner=make_pruner(config) if config.search.prune else NopPruner(),
+            pruner=make_pruner(config.problem) if config.search.prune else NopPruner(),
             directions=["minimize"] * len(config.problem.objective),
             load_if_exists=True,
         )

@@ -97,9 +97,11 @@ class Tasks:
         """Return the attributes of a trial: its proxy, and the prediction of its candidate."""
         assert task.position is not None, "only a trial with a candidate is described"
         estimate, memory = self.candidates.estimate, self.candidates.space.memory
-        prediction = prediction_json(self.config, estimate, memory, self.sampler.choices.layout_of(task.position))
+        prediction = prediction_json(
+            self.config.problem, estimate, memory, self.sampler.choices.layout_of(task.position)
+        )
         chosen = self.sampler.choices.config(task.position)
-        attributes: dict[str, Any] = {PREDICTION: prediction | plan_of(self.config, chosen)}
+        attributes: dict[str, Any] = {PREDICTION: prediction | plan_of(self.config.problem, chosen)}
         if task.proxy is not None:
             attributes[PROXY] = task.proxy.as_json()
         if chosen.assignment:
@@ -111,7 +113,9 @@ class Tasks:
         """Return the observation, as one of a configuration that does not fit if it leaves too little memory free."""
         if task.full_position is None:
             return observation
-        return hold_to_limit(observation, self.capacity_bytes(task.full_position), self.config.economics.limits.free_memory)
+        return hold_to_limit(
+            observation, self.capacity_bytes(task.full_position), self.config.economics.limits.free_memory
+        )
 
     def memory_excess(self, task: Task, observation: Observation | None) -> float | None:
         """Return the constraint of a trial at full size; None for others."""

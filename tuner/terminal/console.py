@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tuner.subject.problem import Problem
+
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from costmodels.job.parallel_config import ParallelConfig
     from costmodels.simulator.simulated_step import Simulation
@@ -81,14 +83,14 @@ def print_run(config: StudyRequest, result: RunResult, payload: Mapping[str, Any
     from tuner.economics.training import limited_of
     from tuner.storage.record import completed_times_s, repeated_trials
 
-    compared = compared_of(config, result.reference, result.records, result.best, result.gain)
+    compared = compared_of(config.problem, result.reference, result.records, result.best, result.gain)
     training = limited_of(config, result.best, result.extrapolated)
     if not payload["candidates"]:
         say(NOTHING_WORKS)
         return
     tried = len({tuple(record.params.values()) for record in result.records if record.finished})
     trials = f" in {payload['trials']:,} trials" if payload["trials"] > tried else ""
-    sure = f"; {confidence_in_words(config, payload['p_star'])}" if result.best is not None else ""
+    sure = f"; {confidence_in_words(config.problem, payload['p_star'])}" if result.best is not None else ""
     say(
         f"Stopped: {result.stop_reason.sentence}. Tried {tried:,} of {payload['candidates']:,} "
         f"candidates{trials}, {payload['failed']:,} failed{sure}."
@@ -148,7 +150,7 @@ def _print_front(config: StudyRequest, result: RunResult) -> None:
     if len(config.problem.objective) == 1:
         say(f"  {labels_of(config)[0]}: {result.best.values[0]:.4g}")
         return
-    front = measured_front(config, result.records)
+    front = measured_front(config.problem, result.records)
     say(f"No other trial is better in both values than these {len(front)}; the best is the first:")
     rows = [
         [*(f"{value:.4g}" for value in record.values), str(record.number), in_words(record.params)] for record in front
@@ -172,7 +174,7 @@ def _print_use(config: StudyRequest, chosen: ParallelConfig) -> None:
     say(f"{what}:")
     export = with_knobs(export_config(config.problem.setting, chosen), config.problem.knobs, chosen)
     typer.echo(export.text.rstrip("\n"))
-    warn((*notes_on_idle_hosts(config, chosen), *notes_on_plan(config, chosen), *export.notes))
+    warn((*notes_on_idle_hosts(config.problem, chosen), *notes_on_plan(config.problem, chosen), *export.notes))
 
 
 def print_device_time(config: StudyRequest, compared: Compared | None, records: Sequence[TrialRecord]) -> None:
@@ -222,7 +224,9 @@ def gain_in_words(config: StudyRequest, compared: Compared, p_star: float | None
         f"({', '.join([*named, compared.basis_in_words])})",
         compared.interval_in_words,
         compared.luck_in_words,
-        confidence_in_words(config, p_star) if p_star is not None and p_star <= config.search.confidence else "",
+        confidence_in_words(config.problem, p_star)
+        if p_star is not None and p_star <= config.search.confidence
+        else "",
     ]
     return "; ".join(filter(None, told))
 
@@ -253,13 +257,13 @@ def print_knobs(rows: Sequence[Mapping[str, Any]]) -> None:
                 typer.echo(printable(f"      from {row['source']}; effect: {row['effect']}"))
 
 
-def print_reasons(config: StudyRequest, chosen: ParallelConfig, reasons: Mapping[str, str]) -> None:
+def print_reasons(problem: Problem, chosen: ParallelConfig, reasons: Mapping[str, str]) -> None:
     """Print every reason that keeps a configuration out of the space."""
-    named = config_in_words(config, chosen)
+    named = config_in_words(problem, chosen)
     if not reasons:
         typer.echo(f"{named} is in the space.")
         return
-    stays = chosen == config.problem.current
+    stays = chosen == problem.current
     typer.echo(
         f"{named} " + ("is in the space as the current configuration, although:" if stays else "is not in the space:")
     )
@@ -358,9 +362,9 @@ def throughput_in_words(tokens_per_s: float | None) -> str:
     return "" if tokens_per_s is None else f", {tokens_per_s:,.0f} tokens/s per device"
 
 
-def confidence_in_words(config: StudyRequest, p_star: float) -> str:
+def confidence_in_words(problem: Problem, p_star: float) -> str:
     """Describe `p_star`: the share of posterior draws in which no untried candidate is the best."""
-    better = "faster" if config.problem.objective == ("step_time",) else "better"
+    better = "faster" if problem.objective == ("step_time",) else "better"
     return f"confidence {p_star:.2f} that no untried configuration is {better}"
 
 
@@ -404,12 +408,12 @@ def in_words(values: Mapping[str, Any]) -> str:
     return ",".join(filter(None, told))
 
 
-def config_in_words(config: StudyRequest, chosen: ParallelConfig) -> str:
+def config_in_words(problem: Problem, chosen: ParallelConfig) -> str:
     """Format a configuration as `--config` takes it, with fixed dimensions that differ from the job's values."""
-    fixed = config.problem.subject.defaults
+    fixed = problem.subject.defaults
     values = chosen.values(fixed)
-    changed = [name for name in fixed if name not in config.problem.dimensions and values[name] != fixed[name]]
-    return in_words(chosen.values((*config.problem.dimensions, *changed)))
+    changed = [name for name in fixed if name not in problem.dimensions and values[name] != fixed[name]]
+    return in_words(chosen.values((*problem.dimensions, *changed)))
 
 
 def value_in_words(value: object) -> str:

@@ -20,6 +20,7 @@ from hardware.io.output_file import write_output
 from hardware.trace_file import LEAST_SHARE, format_trace, parse_trace
 from tuner.replan.cluster_states import Figures, Setup
 from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 from tuner.terminal.console import config_in_words
 from tuner.watch.hosts import Seat
 from tuner.watch.link_shares import Links, LinkShare, PairRates
@@ -66,7 +67,7 @@ def write_state(file: Path, config: StudyRequest, kept: Kept) -> None:
         "hosts": config.problem.cluster.num_hosts,
         "source": kept.source,
         "began_s": kept.began_s,
-        "running": None if standing is None else _standing_json(config, standing),
+        "running": None if standing is None else _standing_json(config.problem, standing),
         "ran_on": list(kept.ran_on),
         "told": kept.told,
         "seats": [asdict(seat) for seat in kept.seats],
@@ -99,7 +100,7 @@ def _read(file: Path, config: StudyRequest, text: str | None = None) -> Kept:
             raise ValueError(f"version {told['version']!r}")
         whose = (told["study_name"], told["hosts"])
         if whose == (config.name, config.problem.cluster.num_hosts):
-            return _kept_of(file, config, told)
+            return _kept_of(file, config.problem, told)
     except (
         OSError,
         ValueError,
@@ -148,37 +149,37 @@ def locked(file: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def setup_json(config: StudyRequest, setup: Setup) -> dict[str, Any]:
+def setup_json(problem: Problem, setup: Setup) -> dict[str, Any]:
     """Write a setup as JSON."""
-    return {"hosts": list(setup.hosts), "config": config_in_words(config, setup.config)}
+    return {"hosts": list(setup.hosts), "config": config_in_words(problem, setup.config)}
 
 
-def _setup_of(config: StudyRequest, told: Mapping[str, Any]) -> Setup:
+def _setup_of(problem: Problem, told: Mapping[str, Any]) -> Setup:
     hosts = tuple(map(_whole, told["hosts"]))
-    if list(hosts) != sorted({*hosts}) or not hosts or hosts[-1] >= config.problem.cluster.num_hosts:
+    if list(hosts) != sorted({*hosts}) or not hosts or hosts[-1] >= problem.cluster.num_hosts:
         raise ValueError(f"hosts {hosts}")
-    chosen = parse_config(str(told["config"]), config.problem.subject.defaults)
-    devices = [group.devices_per_host for group in config.problem.cluster.groups for _ in range(group.hosts)]
+    chosen = parse_config(str(told["config"]), problem.subject.defaults)
+    devices = [group.devices_per_host for group in problem.cluster.groups for _ in range(group.hosts)]
     if chosen.num_devices > sum(devices[host] for host in hosts):  # uneven work may leave some idle
         raise ValueError(f"{chosen} needs more than the hosts {hosts}")
     return Setup(hosts=hosts, config=chosen)
 
 
-def _standing_json(config: StudyRequest, standing: Standing) -> dict[str, Any]:
+def _standing_json(problem: Problem, standing: Standing) -> dict[str, Any]:
     return {
-        "setup": None if standing.running is None else setup_json(config, standing.running),
+        "setup": None if standing.running is None else setup_json(problem, standing.running),
         "since_s": standing.since_s,
         "at_s": standing.at_s,
         "held_until_s": standing.held_until_s,
         "figures": None if standing.figures is None else asdict(standing.figures),
-        "lost_steps": [{**setup_json(config, setup), "steps": steps} for setup, steps in standing.lost_steps.items()],
+        "lost_steps": [{**setup_json(problem, setup), "steps": steps} for setup, steps in standing.lost_steps.items()],
     }
 
 
-def _standing_of(config: StudyRequest, told: Mapping[str, Any]) -> Standing:
+def _standing_of(problem: Problem, told: Mapping[str, Any]) -> Standing:
     figures = told["figures"]
     return Standing(
-        running=None if told["setup"] is None else _setup_of(config, told["setup"]),
+        running=None if told["setup"] is None else _setup_of(problem, told["setup"]),
         since_s=_finite(told["since_s"]),
         at_s=_finite(told["at_s"]),
         held_until_s=_finite(told["held_until_s"]),
@@ -190,17 +191,17 @@ def _standing_of(config: StudyRequest, told: Mapping[str, Any]) -> Standing:
             devices_per_host=_whole(figures["devices_per_host"]),
             nic_bytes_per_s=_positive(figures["nic_bytes_per_s"]),
         ),
-        lost_steps={_setup_of(config, one): _finite(one["steps"]) for one in told["lost_steps"]},
+        lost_steps={_setup_of(problem, one): _finite(one["steps"]) for one in told["lost_steps"]},
     )
 
 
-def _kept_of(file: Path, config: StudyRequest, told: Mapping[str, Any]) -> Kept:
-    if len(told["seats"]) not in (0, config.problem.cluster.num_hosts):
+def _kept_of(file: Path, problem: Problem, told: Mapping[str, Any]) -> Kept:
+    if len(told["seats"]) not in (0, problem.cluster.num_hosts):
         raise ValueError(f"{len(told['seats'])} nodes")
     return Kept(
         source=str(told["source"]),
         began_s=_finite(told["began_s"]),
-        standing=None if told["running"] is None else _standing_of(config, told["running"]),
+        standing=None if told["running"] is None else _standing_of(problem, told["running"]),
         ran_on=_texts(told["ran_on"]),
         told=str(told["told"]),
         seats=tuple(
@@ -212,7 +213,7 @@ def _kept_of(file: Path, config: StudyRequest, told: Mapping[str, Any]) -> Kept:
             )
             for seat in told["seats"]
         ),
-        trace=parse_trace(str(told["trace"]), config.problem.cluster, place=str(file)),
+        trace=parse_trace(str(told["trace"]), problem.cluster, place=str(file)),
         # states from before there was a probe have none
         links=_links_of(told["links"]) if "links" in told else Links(),
     )

@@ -79,7 +79,8 @@ def test_bandwidth_is_scaled_inside_hosts_and_between():
     path = STUDIES / "gpt-13b-v100-16.yaml"
     nominal = load_study(path).problem.setting.cluster
     full, half = (
-        load_study(path, overrides=at_bandwidth(nominal, share)).problem.setting.cluster.groups[0] for share in (1.0, 0.5)
+        load_study(path, overrides=at_bandwidth(nominal, share)).problem.setting.cluster.groups[0]
+        for share in (1.0, 0.5)
     )
 
     for links in ("intra_links", "nic_links"):

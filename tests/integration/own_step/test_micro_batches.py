@@ -97,9 +97,9 @@ def test_sizes_that_divide_the_batch_are_candidates(config):
     assert found == {(2, 2), (2, 4), (1, 2), (1, 4), (1, 8)}
     assert plans.step_of(ParallelConfig(dp=2, mbs=2)).micro_batches == 2
     assert plans.step_of(ParallelConfig(tp=2, mbs=2)).micro_batches == 4
-    assert list(config.problem.subject.reasons_against(config.problem.options, ParallelConfig(dp=2, mbs=8, zero_stage=0), space)) == [
-        "plan"
-    ]
+    assert list(
+        config.problem.subject.reasons_against(config.problem.options, ParallelConfig(dp=2, mbs=8, zero_stage=0), space)
+    ) == ["plan"]
     assert again.as_json() == plans.as_json()
 
 

@@ -124,7 +124,7 @@ def rank_processes():
 def test_candidates_are_meshes_times_plans_at_their_planned_cost(study):
     """Every mesh has its plans by hand and perhaps a planner's, at the cost and the peak memory of the plan itself."""
     config = load_study(study())
-    found = candidates_of(config)
+    found = candidates_of(config.problem)
     grid = found.space.grid
     chosen = [grid.config(position) for position in range(len(grid))]
 

@@ -165,9 +165,9 @@ def test_meshes_that_do_not_divide_the_batch_are_left_out_with_the_reason(study)
     space = config.problem.space()
 
     assert space.removed == {"data": 1}
-    assert config.problem.subject.reasons_against(config.problem.options, ParallelConfig(dp=4, zero_stage=0), space) == {
-        "data": "data=4 divides the first dim of no input, its batch (sizes: 6)"
-    }
+    assert config.problem.subject.reasons_against(
+        config.problem.options, ParallelConfig(dp=4, zero_stage=0), space
+    ) == {"data": "data=4 divides the first dim of no input, its batch (sizes: 6)"}
 
 
 def test_statistics_that_a_step_replaces_are_no_batch(study):

@@ -38,14 +38,14 @@ def study_of(folder, *, text=STUDY + CURRENT):
 
 def run(config, num_trials, failures=None, *, stop_reason="max_trials"):
     """Run trials as the ask/tell loop stores them; `failures` by trial number replace results of the backend."""
-    candidates = candidates_of(config)
+    candidates = candidates_of(config.problem)
     sampler = make_sampler(config, candidates)
     study = open_study(config, sampler)
 
     for number in range(num_trials):
         trial = study.ask(fixed_distributions=sampler.search_space)
         position = sampler.position_of(trial.params)
-        prediction = prediction_json(config, candidates.estimate, candidates.space.memory, position)
+        prediction = prediction_json(config.problem, candidates.estimate, candidates.space.memory, position)
         trial.set_user_attr(PREDICTION, prediction)
         observation = (failures or {}).get(number) or config.backend.measure(
             sampler.config_of(trial.params), trial_number=number

@@ -110,7 +110,7 @@ def worth_showing(data: ReportData) -> list[Shown]:
         Shown(
             roles=tuple(roles),
             values=config.values(data.dimensions),
-            prediction=predict_candidate(data.config, config),
+            prediction=predict_candidate(data.config.problem, config),
             record=_trial_of(data, config),
         )
         for roles, config in found.values()

@@ -123,7 +123,7 @@ def pipeline_section(data: ReportData) -> Html:
     if refusal:
         return _empty(refusal)
     try:
-        simulation = simulate_candidate(data.config, data.best_config)
+        simulation = simulate_candidate(data.config.problem, data.best_config)
     except ConfigError as error:
         return _empty(f"The event simulator cannot run {in_short(data.best_config.values())}: {error.rule}.")
     rows = stage_rows(simulation)

@@ -339,7 +339,11 @@ def test_the_command_of_the_message_answers_all_questions(meshtune, tmp_path):
     ]
     assert meshtune(*filled).status == 0
     study = load_study(tmp_path / "study.yaml")
-    assert (study.problem.setting.job.precision, study.problem.setting.job.recompute, study.problem.current.pp) == ("bf16", "full", 2)
+    assert (study.problem.setting.job.precision, study.problem.setting.job.recompute, study.problem.current.pp) == (
+        "bf16",
+        "full",
+        2,
+    )
 
 
 def test_the_run_that_the_message_proposes_leaves_nothing_open(meshtune, tmp_path):

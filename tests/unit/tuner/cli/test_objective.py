@@ -75,7 +75,7 @@ def test_on_the_same_devices_cost_is_proportional_to_time(tmp_path):
     path.write_text(study(objective="cost_per_token", cost="{price_per_device_hour: 2}"), encoding="utf-8")
     config = load_study(path)
 
-    (cost,) = objective_of(config, candidates_of(config)).values
+    (cost,) = objective_of(config, candidates_of(config.problem)).values
 
     assert cost.log_rate.min() == pytest.approx(cost.log_rate.max())
     # eight devices at 2 an hour, 16 sequences of 4,096 tokens per step

@@ -64,7 +64,7 @@ def test_the_answer_says_what_idle_hosts_gain_and_cost(meshtune, study, tmp_path
 def test_candidates_on_fewer_hosts_are_few_and_near_the_best():
     """At most 15 candidates leave hosts idle, and each is predicted to be at most a tenth slower than the best."""
     config = load_study(STUDY)
-    candidates = candidates_of(config)
+    candidates = candidates_of(config.problem)
     seconds = candidates.estimate.step_time_s
     is_idle = leaves_hosts_idle(config.problem.setting.cluster, candidates.space.grid)
     fits = candidates.space.memory.fits(config.problem.options.memory_headroom)
@@ -123,7 +123,7 @@ def test_like_hosts_are_left_out_where_that_is_asked_for(study):
     """Seven like hosts keep all by default, and with `idle_hosts` a layout may use fewer."""
     cluster = {"name": "dgx-h100", "hosts": 7}
     every, fewer = (
-        candidates_of(load_study(study(cluster=cluster, **keys))).space.grid
+        candidates_of(load_study(study(cluster=cluster, **keys)).problem).space.grid
         for keys in ({}, {"space": {"assignment": ["idle_hosts"]}})
     )
 
@@ -149,7 +149,7 @@ def test_a_profile_that_names_micro_batches_is_searched_with_them(study, tmp_pat
     profile = yaml.safe_load(catalog.read_text(encoding="utf-8"))
     profile["supports"]["uneven"] = ["layers", "micro_batches", "hosts"]
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(profile), encoding="utf-8")
-    grid = candidates_of(load_study(study(runtime="own.yaml", space=FEW))).space.grid
+    grid = candidates_of(load_study(study(runtime="own.yaml", space=FEW)).problem).space.grid
 
     assert any(grid.assignments[code].micro_batches for code in grid.assignment.tolist())
 

@@ -107,9 +107,11 @@ def test_predictions_and_trials_count_the_plan_of_the_candidate(config, planned)
     up = replace(twin, plan="descent")
     trial, trial_by_hand = (planned.trials.backend.measure(each, trial_number=0).step_time_s for each in (up, twin))
 
-    assert predict_candidate(planned, up)["step_time_s"] < predict_candidate(planned, twin)["step_time_s"]
+    assert (
+        predict_candidate(planned.problem, up)["step_time_s"] < predict_candidate(planned.problem, twin)["step_time_s"]
+    )
     assert trial < trial_by_hand
-    assert predict_candidate(planned, twin) == predict_candidate(config, twin)
+    assert predict_candidate(planned.problem, twin) == predict_candidate(config.problem, twin)
     assert trial_by_hand == config.trials.backend.measure(twin, trial_number=0).step_time_s
 
 
@@ -130,7 +132,10 @@ def test_a_plan_changes_its_fastest_candidate_as_it_says(planned):
     grid = planned.problem.space().grid
     for chosen in map(grid.config, np.flatnonzero(grid.is_planned).tolist()):
         twin = replace(chosen, plan=HAND)
-        ratio = predict_candidate(planned, chosen)["step_time_s"] / predict_candidate(planned, twin)["step_time_s"]
+        ratio = (
+            predict_candidate(planned.problem, chosen)["step_time_s"]
+            / predict_candidate(planned.problem, twin)["step_time_s"]
+        )
         assert ratio == pytest.approx(planned.problem.layer_plans[shape_text(chosen)]["predicted_ratio"])
     assert grid.is_planned.any()
 
@@ -139,7 +144,7 @@ def test_a_prediction_has_the_plan_of_its_candidate(planned):
     """A planned candidate's prediction holds the plan, which adds up; that of a candidate by hand holds none."""
     grid = planned.problem.space().grid
     for chosen in map(grid.config, range(len(grid))):
-        plan = predict_candidate(planned, chosen).get("plan")
+        plan = predict_candidate(planned.problem, chosen).get("plan")
         assert (plan is None) == (chosen.plan == HAND)
         if plan is not None:
             assert plan == planned.problem.layer_plans[shape_text(chosen)]
@@ -164,15 +169,17 @@ def test_auto_plans_the_leading_shapes(folder, monkeypatch):
     _, found = heard(auto, auto.problem.space().grid)
     step_s = {
         shape: min(
-            predict_candidate(auto, one)["step_time_s"]
+            predict_candidate(auto.problem, one)["step_time_s"]
             for one in map(auto.problem.space().grid.config, range(len(auto.problem.space().grid)))
             if shape_text(one) == shape
         )
-        for shape in plan_study(replace(auto, planning=LayerPlanning(name="descent")), auto.problem.space().grid).problem.layer_plans
+        for shape in plan_study(
+            replace(auto, planning=LayerPlanning(name="descent")), auto.problem.space().grid
+        ).problem.layer_plans
     }
 
     assert list(found.layer_plans) == sorted(step_s, key=step_s.__getitem__)[:2]
-    assert planned_in_words(found) == (
+    assert planned_in_words(found.problem) == (
         "sharding plans were made for the layers of the 2 leading of 3 shapes; planner.name: descent plans all"
     )
 
@@ -198,12 +205,14 @@ def test_predictions_under_auto_plan_only_what_is_named(folder):
 
     assert predicted_plans(auto, stored) is auto
     assert predicted_plans(auto, stored, chosen) is auto
-    assert list(predicted_plans(auto, stored, replace(chosen, plan="descent")).problem.layer_plans) == [shape_text(chosen)]
+    assert list(predicted_plans(auto, stored, replace(chosen, plan="descent")).problem.layer_plans) == [
+        shape_text(chosen)
+    ]
 
 
 def test_the_plan_by_hand_is_told_the_same_way(config):
     """Where nothing was planned, the plan by hand stands in its place and differs from itself in nothing."""
-    told = by_hand(config, chosen_of(config, tp=1, up=2))
+    told = by_hand(config.problem, chosen_of(config, tp=1, up=2))
 
     assert told["differs"] == {}
     assert told["step_time_s"] == told["by_hand_step_time_s"]
@@ -214,7 +223,7 @@ def test_the_plan_by_hand_is_told_the_same_way(config):
 
 def test_what_is_stored_comes_back(config, planned):
     """Through JSON and back, the study is the same, and nothing is planned again."""
-    stored = json.loads(json.dumps(as_stored(planned)))
+    stored = json.loads(json.dumps(as_stored(planned.problem)))
     told, found = heard(config, config.problem.space().grid, stored=stored)
 
     assert told == []
@@ -224,7 +233,7 @@ def test_what_is_stored_comes_back(config, planned):
 
 def test_shapes_that_are_not_stored_are_planned(config, planned):
     """A wider space, or a configuration outside of it, is planned where it is new."""
-    stored = json.loads(json.dumps(as_stored(planned)))
+    stored = json.loads(json.dumps(as_stored(planned.problem)))
     grid = config.problem.space().grid
     wider = [*map(grid.config, range(len(grid))), ParallelConfig(tp=4, dp=4)]
     told, found = heard(config, ConfigGrid.from_configs(wider), stored=stored)
@@ -259,14 +268,14 @@ def test_pins_are_obeyed_where_a_shape_has_their_axis(folder):
     pins = {tuple(plan["mesh"]): plan["pins"] for plan in found.problem.layer_plans.values()}
     held = [{"pin": "*.dense_mlp.up ffn on up", "ops": 2, "held": 2}]
     assert pins == {("tp",): [], ("up",): held, ("up", "tp"): held}
-    assert unused_pins(found) == ()
+    assert unused_pins(found.problem) == ()
 
 
 def test_a_pin_that_no_shape_has_devices_for_is_told(folder):
     """A pin on an axis that no candidate has, or into more parts than any has, is named by its number."""
     pins = f"[{PIN}, {{op: '*.core', dim: kv_heads, axis: cp}}, {{op: '*.core', dim: kv_heads, axis: tp, ways: 8}}]"
     pinned = config_with(folder, "unused", planner=f"{{name: recursive, pins: {pins}}}")
-    told = unused_pins(plan_study(pinned, pinned.problem.space().grid))
+    told = unused_pins(plan_study(pinned, pinned.problem.space().grid).problem)
 
     assert told == (
         "planner.pins[1]: no candidate has the devices for *.core kv_heads on cp",

@@ -130,7 +130,9 @@ def test_trials_run_the_plan_that_their_candidate_names(study):
     """The backend of a planned study runs a candidate as planned where it says so, and its twin by hand."""
     unplanned = replace(study, planning=LayerPlanning(name="descent", pins=PINS))
     planned = plan_layers(unplanned, StoredStudies(study.storage), CONFIG)
-    backend = replace(planned.trials.backend, planner=replace(planned.trials.backend.planner, planning=planned.problem.planning))
+    backend = replace(
+        planned.trials.backend, planner=replace(planned.trials.backend.planner, planning=planned.problem.planning)
+    )
     named = replace(CONFIG, plan="descent")
 
     def is_by_hand(config):

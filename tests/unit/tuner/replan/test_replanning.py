@@ -143,7 +143,7 @@ def test_every_setup_occupies_its_hosts(config):
     its step times are those that `predict` gives on the cluster of the time.
     """
     events = trace(lost(10.0), back(20.0), slow(30.0, 0.1))
-    course = course_of(config, events, 40.0)
+    course = course_of(config.problem, events, 40.0)
 
     options = options_over(Pricing(config), [course], [], None)
 
@@ -155,7 +155,7 @@ def test_every_setup_occupies_its_hosts(config):
             assert {*interval.hosts} >= {*setup.hosts}
             assert setup.config.num_devices == 8 * len(setup.hosts)
             if setup.hosts == HOSTS:
-                expected = predict_candidate(then, setup.config)["step_time_s"]
+                expected = predict_candidate(then.problem, setup.config)["step_time_s"]
                 assert told.step_time_s == pytest.approx(expected, rel=1e-9)
 
 
@@ -164,7 +164,7 @@ def test_trials_correct_what_is_predicted_for_other_clusters(tuned):
     """What the trials measured is expected where they ran, and their common error also with a host less."""
     best = best_known(tuned, StoredStudies(tuned.storage).find(tuned.name))
     events = trace(lost(10.0))
-    course = course_of(tuned, events, 20.0)
+    course = course_of(tuned.problem, events, 20.0)
     pricing = Pricing(tuned)
     whole = Setup(hosts=HOSTS, config=best.config)
 
@@ -173,11 +173,11 @@ def test_trials_correct_what_is_predicted_for_other_clusters(tuned):
     before, after = options.figures[0]
     assert options.num_trials == 5
     assert before[options.setups.index(whole)].step_time_s == pytest.approx(best.step_time_s, rel=0.02)
-    at_best = best.step_time_s / predict_candidate(tuned, best.config)["step_time_s"]
+    at_best = best.step_time_s / predict_candidate(tuned.problem, best.config)["step_time_s"]
     for option, told in after.items():
         setup = options.setups[option]
         smaller = replace(tuned, subject=tuned.problem.subject.on_cluster(pricing.base(setup.hosts)))
-        ratio = told.step_time_s / predict_candidate(smaller, setup.config)["step_time_s"]
+        ratio = told.step_time_s / predict_candidate(smaller.problem, setup.config)["step_time_s"]
         # nearer to what the trials found than to no correction
         assert abs(math.log(ratio / at_best)) < abs(math.log(at_best))
 
@@ -289,7 +289,7 @@ def test_the_robust_choice_is_that_of_brute_force(config, statistic):
     """Among all configurations of all hosts none has a better statistic, each priced by itself on each trace."""
     traces = [trace(slow(100.0, 0.02)), trace(lost(100.0), back(500.0)), trace(slow(300.0, 0.3, link=(1,)))]
     pricing = Pricing(config)
-    courses = [course_of(config, one, 2000.0) for one in traces]
+    courses = [course_of(config.problem, one, 2000.0) for one in traces]
 
     choice = robust_choice(config, traces, statistic, until_s=2000.0)
 
@@ -300,7 +300,7 @@ def test_the_robust_choice_is_that_of_brute_force(config, statistic):
                 steps -= min(900.0, before[1]) / before[0]
                 waited = True
                 continue
-            step_s = predict_candidate(study_at(config, course.trace, interval.from_s), one)["step_time_s"]
+            step_s = predict_candidate(study_at(config, course.trace, interval.from_s).problem, one)["step_time_s"]
             seconds = interval.to_s - interval.from_s
             steps += seconds / step_s
             if before and waited:

@@ -138,7 +138,7 @@ def test_trials_are_counted_by_how_they_ended(copied):
     """Each way in which a trial ended has a row with its count; one in flight stands in the table and in the warnings,
     and does not count as failed.
     """
-    sampler = make_sampler(copied, candidates_of(copied))
+    sampler = make_sampler(copied, candidates_of(copied.problem))
     open_study(copied, sampler).ask(fixed_distributions=sampler.search_space)
 
     data = collect(copied)
@@ -243,7 +243,7 @@ def test_trials_side_by_side_are_drawn_from_the_column_that_stood(tmp_path):
     """Three trials asked for before any ended are all marked before the first trial's end, and each is named."""
     config = study_of(tmp_path)
     study = run(config, 0)
-    sampler = make_sampler(config, candidates_of(config))
+    sampler = make_sampler(config, candidates_of(config.problem))
     for _ in range(3):
         study.ask(fixed_distributions=sampler.search_space)
 
@@ -328,7 +328,7 @@ def planned_report(folder, *, planner, space, num_trials=1):
     text = text.replace("space: {recompute: [none, full]}", f"space: {space}") + f"planner: {planner}\n"
     config = study_of(folder, text=text)
     planned = plan_study(config, config.problem.space().grid)
-    run(planned, num_trials).set_user_attr(LAYER_PLANS, as_stored(planned))
+    run(planned, num_trials).set_user_attr(LAYER_PLANS, as_stored(planned.problem))
     data = collect(config)
     page = render_report(data)
     assert structure_of(page).wrong == []

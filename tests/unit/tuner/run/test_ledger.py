@@ -44,7 +44,7 @@ def opened(config):
     """A function that opens the ledger of the study, each time as its next driver would."""
 
     def open_ledger():
-        candidates = candidates_of(config)
+        candidates = candidates_of(config.problem)
         sampler = make_sampler(config, candidates)
         store = open_store(config.storage)
         make_tables(store)

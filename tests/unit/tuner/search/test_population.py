@@ -124,7 +124,7 @@ def test_status_shows_the_newest_population(tmp_path, meshtune):
     file = tmp_path / "study.yaml"
     file.write_text(study(), encoding="utf-8")
     config = load_study(file, storage=f"sqlite:///{tmp_path / 'study.db'}")
-    candidates = candidates_of(config)
+    candidates = candidates_of(config.problem)
     sampler = make_sampler(config, candidates)
     opened = open_study(config, sampler)
     grid = candidates.space.grid

@@ -61,12 +61,16 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
     assert config.trials.time_limit_s is None
     assert not config.problem.subject.rows
     assert isinstance(config.trials.backend, SimulatedBackend)
-    assert (config.trials.backend.seed, config.trials.backend.noise, config.trials.backend.operator_error) == (0, 0.02, 0.3)
-    assert (config.trials.backend.fidelity, config.trials.backend.num_steps, config.trials.backend.seconds_per_trial) == (
-        "step_time",
-        5,
-        0.0,
+    assert (config.trials.backend.seed, config.trials.backend.noise, config.trials.backend.operator_error) == (
+        0,
+        0.02,
+        0.3,
     )
+    assert (
+        config.trials.backend.fidelity,
+        config.trials.backend.num_steps,
+        config.trials.backend.seconds_per_trial,
+    ) == ("step_time", 5, 0.0)
     assert (job.recompute_modules, job.expert_tp, job.dp_shard) == (("core_attn",), 0, 0)
     assert config.problem.subject.defaults == {
         "recompute": "none",
@@ -122,7 +126,9 @@ def test_a_replayed_candidate_keeps_what_its_row_ran():
     grid = config.problem.space().grid
 
     assert set(grid.zero_stage.tolist()) == {0, 1}
-    assert [config.problem.config_of(grid.values(i)) for i in range(len(grid))] == [grid.config(i) for i in range(len(grid))]
+    assert [config.problem.config_of(grid.values(i)) for i in range(len(grid))] == [
+        grid.config(i) for i in range(len(grid))
+    ]
 
 
 def test_expert_takes_further_dimensions_from_the_job(tmp_path):

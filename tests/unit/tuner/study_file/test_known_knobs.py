@@ -143,7 +143,7 @@ def test_keys_go_to_the_only_file(study):
 def test_priors_enter_the_search(study):
     """The search expects of a known knob what the catalog does, and of the user's own nothing."""
     found = study("[tp_comm_overlap, {name: my_own, flag: --mine}]")
-    space = searched_knobs(found, candidates_of(found))
+    space = searched_knobs(found.problem, candidates_of(found.problem))
     tensor = space.steps[0]
     shares = tensor.ties[:, 0]
 
@@ -158,6 +158,6 @@ def test_priors_enter_the_search(study):
 def test_what_affects_no_memory_has_no_effect_on_it(study):
     """A known knob without an effect on memory has exactly none in the search."""
     found = study("[overlap_grad_reduce]")
-    (memory,) = searched_knobs(found, candidates_of(found)).memory
+    (memory,) = searched_knobs(found.problem, candidates_of(found.problem)).memory
 
     assert memory.scales == (0.0,)

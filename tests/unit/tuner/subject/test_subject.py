@@ -94,9 +94,13 @@ class SubjectContract(ABC):
         parts_s = sum(found.estimate.breakdown_s.values())
 
         np.testing.assert_allclose(parts_s, found.estimate.step_time_s)
-        np.testing.assert_array_equal(study.problem.subject.forecast(space.grid).memory.peak_bytes, space.memory.peak_bytes)
+        np.testing.assert_array_equal(
+            study.problem.subject.forecast(space.grid).memory.peak_bytes, space.memory.peak_bytes
+        )
         assert len(study.problem.subject.features(space.grid, found.estimate)) == len(space.grid)
-        assert len(study.problem.subject.part_lines({key: float(of[0]) for key, of in found.estimate.breakdown_s.items()}, 1.0))
+        assert len(
+            study.problem.subject.part_lines({key: float(of[0]) for key, of in found.estimate.breakdown_s.items()}, 1.0)
+        )
 
     def test_the_prior_is_of_every_candidate(self, study, space):
         """Before any trial the posterior predicts each candidate, as the forecast does."""

@@ -32,7 +32,9 @@ def problem():
         if len(found) == 60:
             break
     grid = whole.take(np.array(list(found)))
-    posterior = initial_posterior([(config.problem.subject.measured_setting, np.arange(len(grid)))], grid, other_profiles=())
+    posterior = initial_posterior(
+        [(config.problem.subject.measured_setting, np.arange(len(grid)))], grid, other_profiles=()
+    )
     return config, grid, posterior, tuple(found.values())
 
 

@@ -371,7 +371,9 @@ def test_a_profile_is_fitted_to_what_a_study_ran(tmp_path):
     storage = f"sqlite:///{tmp_path / 'past.db'}"
     profile = find_prior("megatron-core")
     config = loaded(tmp_path, storage, "model=llama-7b", "cluster={name: dgx-h100, hosts: 1}", "search.max_trials=14")
-    world = replace(config.problem.setting.runtime, **{name: getattr(profile, name) for name in CONSTANTS}, residuals=())
+    world = replace(
+        config.problem.setting.runtime, **{name: getattr(profile, name) for name in CONSTANTS}, residuals=()
+    )
     slow = replace(world, matmul_efficiency=0.5 * world.matmul_efficiency, device_speed=())
 
     result, _ = run(config, Predicted(config.problem.setting, slow))
@@ -481,7 +483,11 @@ def test_a_replay_does_not_read_its_own_rows(tmp_path):
     overrides = [f"history=[{json.dumps(str(MEASURED))}, {json.dumps(str(failed))}]"]
     config = load_study(STUDY, overrides=overrides, storage=f"sqlite:///{tmp_path / 'study.db'}")
     whole = read_past(config.history, base_dir=tmp_path)
-    key = (config.problem.setting.job.global_batch_size, config.problem.setting.job.sequence_length, config.problem.setting.job.model.name)
+    key = (
+        config.problem.setting.job.global_batch_size,
+        config.problem.setting.job.sequence_length,
+        config.problem.setting.job.model.name,
+    )
 
     past = past_of(config)
 
