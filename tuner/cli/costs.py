@@ -13,6 +13,7 @@ import typer
 
 from hardware.io.errors import ConfigError
 from tuner.cli.options import FOUND_NOTHING, check_out, load, number
+from tuner.study_file.request import Economics
 from tuner.subject.problem import Problem
 from tuner.terminal.console import hosts_in_words, in_words, print_json, print_table, say
 
@@ -38,13 +39,13 @@ def parse_tokens(text: str) -> float:
     return count
 
 
-def tokens_of(config: StudyRequest, text: str | None) -> float:
+def tokens_of(economics: Economics, text: str | None) -> float:
     """Return the number of tokens of a training: that of `--tokens`, or else of the study.
 
     Raises:
         ConfigError: There is none, or the option holds no number.
     """
-    count = config.economics.limits.tokens if text is None else parse_tokens(text)
+    count = economics.limits.tokens if text is None else parse_tokens(text)
     if count is None:
         rule = "is needed to tell what a whole training takes"
         raise ConfigError(rule, key="--tokens", nearest="for example --tokens 1e12, or limits.tokens in the study")
@@ -94,7 +95,7 @@ def rank_costs(
     if out is not None:
         check_out(out)
     stated = config.economics.limits
-    count = tokens_of(config, tokens)
+    count = tokens_of(config.economics, tokens)
     limits = Limits(
         tokens=count,
         max_days=stated.max_days if max_days is None else number("--max-days", max_days, above_zero=True),

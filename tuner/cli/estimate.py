@@ -11,6 +11,7 @@ from typer import Option
 from tuner.cli.costs import load_with_prices, tokens_of
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, with_plans
 from tuner.storage.stored_studies import StoredStudies
+from tuner.study_file.request import Economics
 from tuner.subject.problem import Problem
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, say
 
@@ -43,7 +44,7 @@ def estimate(
     from tuner.forecast.sizes import parse_sizes
 
     config = load_with_prices(study, list(overrides or []), storage, prices)
-    count = tokens_of(config, tokens)
+    count = tokens_of(config.economics, tokens)
     stored = StoredStudies(config.storage)
     sizes = () if hosts is None else parse_sizes(config, hosts)
     found = estimate_training(with_plans(config, stored), stored.find(config.name), count, sizes)
@@ -83,7 +84,7 @@ def _print(found: TrainingEstimate, config: StudyRequest) -> None:
     steps = found.trainings[0].steps
     per_step = config.problem.setting.job.tokens_per_step
     typer.echo(f"{found.tokens:.4g} tokens are {steps:,} steps of {per_step:,} tokens.")
-    print_table(["", *_columns(config)], [_row(training, config) for training in found.trainings])
+    print_table(["", *_columns(config.economics)], [_row(training, config.economics) for training in found.trainings])
     for training in found.trainings:
         typer.echo(f"{training.label}: {in_words(training.config.values(config.problem.dimensions))}")
         if training.range_s is not None:
@@ -106,19 +107,19 @@ def _print(found: TrainingEstimate, config: StudyRequest) -> None:
         corrected = f" times {found.correction:.3g}, as the best was measured" if found.correction != 1.0 else ""
         typer.echo(f"\nBest prediction on other numbers of hosts{corrected}:")
         if found.sizes:
-            print_table(["hosts", *_columns(config)], [_row(size, config) for size in found.sizes])
+            print_table(["hosts", *_columns(config.economics)], [_row(size, config.economics) for size in found.sizes])
         for count, reason in found.reasons:
             typer.echo(f"{count} hosts: {reason}")
 
 
-def _columns(config: StudyRequest) -> list[str]:
+def _columns(economics: Economics) -> list[str]:
     """Return the heads of a table of trainings behind their labels."""
-    cost = [] if config.economics.prices is None else [f"cost [{config.economics.prices.currency}]"]
-    limits = ["breaks"] if config.economics.limits.are_set else []
+    cost = [] if economics.prices is None else [f"cost [{economics.prices.currency}]"]
+    limits = ["breaks"] if economics.limits.are_set else []
     return ["devices", "step [s]", "source", "time", "device-hours", *cost, *limits]
 
 
-def _row(training: Training, config: StudyRequest) -> list[str]:
+def _row(training: Training, economics: Economics) -> list[str]:
     from hardware.time_units import HOUR_S
     from tuner.economics.cost_words import money
     from tuner.economics.device_time import duration, hours
@@ -130,6 +131,6 @@ def _row(training: Training, config: StudyRequest) -> list[str]:
         training.source,
         duration(training.seconds),
         hours(training.device_hours * HOUR_S),
-        *([] if config.economics.prices is None else ["-" if training.cost is None else money(training.cost)]),
-        *([", ".join(training.breaks) or "none"] if config.economics.limits.are_set else []),
+        *([] if economics.prices is None else ["-" if training.cost is None else money(training.cost)]),
+        *([", ".join(training.breaks) or "none"] if economics.limits.are_set else []),
     ]

@@ -524,7 +524,7 @@ def export(
         notes = () if found.source == "measured" else (f"this configuration is {known}, not measured",)
         training = limited_training(config, found.config, found.source, found.step_time_s)
         if training is None or training.breaks:
-            notes += tuple(filter(None, [limited_in_words(config, training)]))
+            notes += tuple(filter(None, [limited_in_words(config.economics, training)]))
     notes += notes_on_idle_hosts(config.problem, wanted)
     notes += notes_on_plan(config.problem, wanted) if to != "json" else ()
     exported = export_configuration(config, stored, wanted, to, out)

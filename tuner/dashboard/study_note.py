@@ -105,7 +105,7 @@ def _figures(seen: Snapshot) -> list[tuple[str, str]]:
         figures += [] if tokens is None else [("throughput", f"{tokens:,.0f} tokens/s per device")]
     if seen.best_step_s is not None and seen.config.economics.limits.are_set:
         training = limited_of(seen.config, seen.best, seen.extrapolated)
-        figures.append(("limits", limited_in_words(seen.config, training)))
+        figures.append(("limits", limited_in_words(seen.config.economics, training)))
     if seen.history:
         figures.append(("history", plain(seen.history)))
     return figures

@@ -24,7 +24,7 @@ from tuner.forecast.sizes import best_by_size
 from tuner.search.proxy.extrapolation import Extrapolated
 from tuner.storage.record import TrialRecord, read_records
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
-from tuner.study_file.request import StudyRequest
+from tuner.study_file.request import Economics, StudyRequest
 from tuner.subject.ability import Ability
 from tuner.subject.problem import Problem
 
@@ -176,7 +176,7 @@ def estimate_training(
                 step_time_s=correction * size.step_time_s,
                 range_s=None,
                 steps=steps,
-                per_hour=_price_per_hour(config, size.setting.cluster),
+                per_hour=_price_per_hour(config.economics, size.setting.cluster),
                 limits=config.economics.limits,
             )
             for size in found
@@ -256,10 +256,10 @@ def _training(
         step_time_s=step_time_s,
         range_s=range_s,
         steps=steps,
-        per_hour=_price_per_hour(config, config.problem.cluster),
+        per_hour=_price_per_hour(config.economics, config.problem.cluster),
         limits=config.economics.limits,
     )
 
 
-def _price_per_hour(config: StudyRequest, cluster: Cluster) -> float | None:
-    return None if config.economics.prices is None else config.economics.prices.per_hour(cluster)
+def _price_per_hour(economics: Economics, cluster: Cluster) -> float | None:
+    return None if economics.prices is None else economics.prices.per_hour(cluster)

@@ -203,7 +203,7 @@ def print_judged(
     from tuner.economics.cost_words import limited_in_words
 
     gain = "" if compared is None else gain_in_words(config, compared, p_star)
-    for told in filter(None, (gain, limited_in_words(config, training))):
+    for told in filter(None, (gain, limited_in_words(config.economics, training))):
         say(f"  {told}")
 
 

@@ -126,7 +126,7 @@ def _limits_card(data: ReportData) -> Html | None:
     if not data.config.economics.limits.are_set or (data.best is None and data.extrapolated is None):
         return None
     figure = MISSING if training is None else "broken" if training.breaks else "kept"
-    return _card("limits", figure, limited_in_words(data.config, training))
+    return _card("limits", figure, limited_in_words(data.config.economics, training))
 
 
 def _prior_card(data: ReportData) -> Html:
