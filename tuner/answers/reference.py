@@ -14,9 +14,8 @@ from optuna import Study
 
 from costmodels.job.parallel_config import ParallelConfig, Value
 from tuner.forecast.baseline import baseline_position
-from tuner.forecast.candidates import Candidates
+from tuner.forecast.prepared import Prepared
 from tuner.storage.record import BASELINE, TrialRecord, step_time_of
-from tuner.study_file.request import StudyRequest
 from tuner.subject.problem import Problem
 
 Role = Literal["current", "baseline"]
@@ -46,20 +45,23 @@ class Reference:
         return step_time_of(records, self.values)
 
 
-def reference_among(config: StudyRequest, candidates: Candidates) -> Reference | None:
+def reference_among(prepared: Prepared) -> Reference | None:
     """Return the reference of a new study; None without a current configuration if no baseline is wanted or fits."""
-    if config.problem.current is not None:
-        return _make_reference(config.problem, "current", config.problem.current)
-    if not config.search.baseline or not len(candidates.space.grid):
+    problem = prepared.problem
+    if problem.current is not None:
+        return _make_reference(problem, "current", problem.current)
+    if not prepared.request.search.baseline:
         return None
-    space = candidates.space
+    space = prepared.candidates.space
+    if not len(space.grid):
+        return None
     position = baseline_position(
         space.grid,
-        space.memory.fits(config.problem.options.memory_headroom),
-        devices_per_host=config.problem.cluster.devices_per_host,
-        defaults=config.problem.subject.defaults,
+        space.memory.fits(problem.options.memory_headroom),
+        devices_per_host=problem.cluster.devices_per_host,
+        defaults=problem.subject.defaults,
     )
-    return None if position is None else _make_reference(config.problem, "baseline", space.grid.config(position))
+    return None if position is None else _make_reference(problem, "baseline", space.grid.config(position))
 
 
 def reference_of(problem: Problem, study: Study) -> Reference | None:

@@ -36,7 +36,7 @@ DEFAULT_SECONDS: dict[DeviceType, float] = {"cpu": 120.0, "cuda": 300.0}
 
 
 def calibrate_device(
-    config: StudyRequest, *, seconds: float | None, force: bool, on_progress: OnProgress
+    request: StudyRequest, *, seconds: float | None, force: bool, on_progress: OnProgress
 ) -> DeviceCalibration | None:
     """Measure the calls that the study's candidates need most and its storage lacks.
 
@@ -53,21 +53,21 @@ def calibrate_device(
         ConfigError: The study's device is not in this machine, torch is missing, or the storage cannot be used.
     """
     start_s = time.monotonic()
-    setting = config.problem.setting
-    device, device_type = _device_of(config)
-    _check_torch(config)
-    space = config.problem.space()
+    setting = request.problem.setting
+    device, device_type = _device_of(request)
+    _check_torch(request)
+    space = request.problem.space()
     if not len(space.grid):
         return None
     limit_s = DEFAULT_SECONDS[device_type] if seconds is None else seconds
     with ExitStack() as stack:
         # Starting ranks takes seconds and is not needed if all calls are known already: start them at first use.
-        benchmarks = cache(partial(_start_benchmarks, config, device_type, stack))
-        most_ranks, notes = _count_ranks(config, device, benchmarks)
+        benchmarks = cache(partial(_start_benchmarks, request, device_type, stack))
+        most_ranks, notes = _count_ranks(request, device, benchmarks)
         calls = calls_of(setting, space.grid, space.memory, most_ranks=most_ranks)
         plan = calibration_plan(calls.wanted, limit_s)
-        stack.enter_context(storage_errors(config.storage))
-        store = open_store(config.storage)
+        stack.enter_context(storage_errors(request.storage))
+        store = open_store(request.storage)
         stack.callback(store.close)
         make_tables(store)
         known = _read_known(store, device)
@@ -86,7 +86,7 @@ def calibrate_device(
     return DeviceCalibration(
         cluster=setting.cluster,
         precision=setting.job.precision,
-        storage=str(config.storage),
+        storage=str(request.storage),
         planned=len(plan),
         measured=len(run.measured),
         known=len(plan) - len(left),
@@ -147,13 +147,13 @@ def _read_known(store: AbstractStore, device: Device) -> dict[IsolatedCall, Isol
         return {sample.call: sample for sample in read_isolated(connection) if sample.device == device.name}
 
 
-def _device_of(config: StudyRequest) -> tuple[Device, DeviceType]:
+def _device_of(request: StudyRequest) -> tuple[Device, DeviceType]:
     """Return the only device of the study, and its type for torch."""
-    setting = config.problem.setting
+    setting = request.problem.setting
     if len(setting.cluster.devices) > 1:
         raise ConfigError(
             "has several kinds of devices, and --device measures only one",
-            file=config.file,
+            file=request.file,
             key="cluster",
             value=setting.cluster.device_names,
             nearest="calibrate a study on hosts of one kind",
@@ -161,7 +161,7 @@ def _device_of(config: StudyRequest) -> tuple[Device, DeviceType]:
     if setting.job.precision in NARROW_BYTES:
         raise ConfigError(
             "uses matrix products that --device cannot run yet",
-            file=config.file,
+            file=request.file,
             key="job.precision",
             value=setting.job.precision,
             nearest="--set job.precision=bf16 measures everything else",
@@ -170,37 +170,37 @@ def _device_of(config: StudyRequest) -> tuple[Device, DeviceType]:
     return device, "cpu" if device.is_processor else "cuda"
 
 
-def _check_torch(config: StudyRequest) -> None:
+def _check_torch(request: StudyRequest) -> None:
     """Check that torch is installed."""
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
             "needs torch, which is not installed",
-            file=config.file,
+            file=request.file,
             key="--device",
             nearest="pip install 'meshtune[torch]'",
         )
 
 
-def _start_benchmarks(config: StudyRequest, device_type: DeviceType, stack: ExitStack) -> DeviceBenchmarks:
+def _start_benchmarks(request: StudyRequest, device_type: DeviceType, stack: ExitStack) -> DeviceBenchmarks:
     """Start ranks that measure; they stop when the stack is left."""
     try:
         processes = stack.enter_context(RankProcesses(TORCH_RANKS))
     except RanksLostError as error:
-        raise ConfigError(f"cannot start a process with torch: {error}", file=config.file, key="--device") from None
+        raise ConfigError(f"cannot start a process with torch: {error}", file=request.file, key="--device") from None
     return DeviceBenchmarks(processes=processes, device=device_type)
 
 
 def _count_ranks(
-    config: StudyRequest, device: Device, benchmarks: Callable[[], DeviceBenchmarks]
+    request: StudyRequest, device: Device, benchmarks: Callable[[], DeviceBenchmarks]
 ) -> tuple[int, tuple[str, ...]]:
     """Return the size of the largest group that can be formed here, and notes for the user."""
     if device.is_processor:
-        return MOST_CPU_RANKS, _note_shared_cores(config.problem)
+        return MOST_CPU_RANKS, _note_shared_cores(request.problem)
     found = benchmarks().accelerators()
     if not found.count:
         raise ConfigError(
             "is not in this machine: torch finds no GPU",
-            file=config.file,
+            file=request.file,
             key="cluster",
             value=device.name,
             nearest=f"run it on a host with {device.name}, or calibrate a study on cpu-host",

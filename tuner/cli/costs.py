@@ -67,12 +67,14 @@ def load_with_prices(study: Path, overrides: list[str], storage: str | None, pri
     if prices is None:
         return load(study, overrides, storage)
     named = [f"cost.prices={json.dumps(str(prices.absolute()))}", "cost.price_per_device_hour=null"]
-    config = load(study, [*overrides, *named], storage)
-    return replace(config, prices=config.economics.prices and replace(config.economics.prices, file=str(prices)))
+    request = load(study, [*overrides, *named], storage)
+    economics = request.economics
+    named_prices = economics.prices and replace(economics.prices, file=str(prices))
+    return replace(request, economics=replace(economics, prices=named_prices))
 
 
 def rank_costs(
-    config: StudyRequest,
+    request: StudyRequest,
     *,
     clusters: str | None,
     hosts: str | None,
@@ -94,15 +96,15 @@ def rank_costs(
 
     if out is not None:
         check_out(out)
-    stated = config.economics.limits
-    count = tokens_of(config.economics, tokens)
+    stated = request.economics.limits
+    count = tokens_of(request.economics, tokens)
     limits = Limits(
         tokens=count,
         max_days=stated.max_days if max_days is None else number("--max-days", max_days, above_zero=True),
         max_cost=stated.max_cost if max_cost is None else number("--max-cost", max_cost, above_zero=True),
         free_memory=stated.free_memory,
     )
-    if limits.max_cost is not None and config.economics.prices is None:
+    if limits.max_cost is not None and request.economics.prices is None:
         raise ConfigError(
             "needs prices",
             key="--max-cost" if max_cost is not None else "limits.max_cost",
@@ -110,19 +112,19 @@ def rank_costs(
             nearest="give --prices FILE, or cost.price_per_device_hour in the study",
         )
     found_clusters = () if clusters is None else parse_clusters(clusters)
-    sizes = parse_sizes(config, hosts or str(config.problem.cluster.num_hosts), found_clusters)
+    sizes = parse_sizes(request, hosts or str(request.problem.cluster.num_hosts), found_clusters)
     with SizesLine() as line:
         found = compare_costs(
-            config, count, sizes, found_clusters, prices=config.economics.prices, limits=limits, on_size=line.show
+            request, count, sizes, found_clusters, prices=request.economics.prices, limits=limits, on_size=line.show
         )
     if out is not None:
         from tuner.report.costs_page import write_costs_page
 
-        write_costs_page(config, found, out)
+        write_costs_page(request, found, out)
     if as_json:
-        print_json(_as_json(config.problem, found) | ({"written": str(out)} if out is not None else {}))
+        print_json(_as_json(request.problem, found) | ({"written": str(out)} if out is not None else {}))
     else:
-        _print(config.problem, found)
+        _print(request.problem, found)
         if out is not None:
             typer.echo(f"wrote {out}", err=True)
     if not found.within:

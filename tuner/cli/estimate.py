@@ -76,17 +76,17 @@ def _as_json(problem: Problem, found: TrainingEstimate | None) -> dict[str, obje
     }
 
 
-def _print(found: TrainingEstimate, config: StudyRequest) -> None:
+def _print(found: TrainingEstimate, request: StudyRequest) -> None:
     from hardware.time_units import HOUR_S
     from tuner.economics.device_time import duration, hours
     from tuner.search.gain import COVERED
 
     steps = found.trainings[0].steps
-    per_step = config.problem.setting.job.tokens_per_step
+    per_step = request.problem.setting.job.tokens_per_step
     typer.echo(f"{found.tokens:.4g} tokens are {steps:,} steps of {per_step:,} tokens.")
-    print_table(["", *_columns(config.economics)], [_row(training, config.economics) for training in found.trainings])
+    print_table(["", *_columns(request.economics)], [_row(training, request.economics) for training in found.trainings])
     for training in found.trainings:
-        typer.echo(f"{training.label}: {in_words(training.config.values(config.problem.dimensions))}")
+        typer.echo(f"{training.label}: {in_words(training.config.values(request.problem.dimensions))}")
         if training.range_s is not None:
             low, high = (duration(training.steps * step_s) for step_s in training.range_s)
             typer.echo(f"  {low} to {high} with probability 95%")
@@ -107,7 +107,9 @@ def _print(found: TrainingEstimate, config: StudyRequest) -> None:
         corrected = f" times {found.correction:.3g}, as the best was measured" if found.correction != 1.0 else ""
         typer.echo(f"\nBest prediction on other numbers of hosts{corrected}:")
         if found.sizes:
-            print_table(["hosts", *_columns(config.economics)], [_row(size, config.economics) for size in found.sizes])
+            print_table(
+                ["hosts", *_columns(request.economics)], [_row(size, request.economics) for size in found.sizes]
+            )
         for count, reason in found.reasons:
             typer.echo(f"{count} hosts: {reason}")
 

@@ -42,8 +42,8 @@ class OfferedFile:
 class StudyFiles:
     """Files of a study, as an artifact store for Optuna."""
 
-    def __init__(self, config: StudyRequest) -> None:
-        self._config = config
+    def __init__(self, request: StudyRequest) -> None:
+        self._config = request
         self._ours = uuid.uuid4()
         self._opened: dict[str, Callable[[], BinaryIO]] = {}
 

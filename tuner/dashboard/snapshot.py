@@ -11,7 +11,8 @@ from optuna import Study
 from costmodels.job.parallel_config import ConfigGrid, Value
 from tuner.answers.gain import Compared, compared_in
 from tuner.answers.reference import Reference, reference_of
-from tuner.forecast.planned_candidates import plans_in
+from tuner.forecast.planned_candidates import prepare_stored
+from tuner.forecast.prepared import Prepared
 from tuner.search.failures import FailureConclusion, failure_conclusions
 from tuner.search.population import P_STAR, Moment, read_moments
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
@@ -29,7 +30,7 @@ class Snapshot:
     """State of a study in the storage.
 
     Attributes:
-        config: Study as its file describes it.
+        prepared: Study, with the plans that its trials ran.
         records: Trials in the order of their numbers.
         best: First trial of the fastest candidate, with the step time of all its trials; None before any.
         extrapolated: Best configuration inferred from proxy jobs, if no full-size trial has completed.
@@ -41,7 +42,7 @@ class Snapshot:
         history: Text on the knowledge taken from earlier studies.
     """
 
-    config: StudyRequest
+    prepared: Prepared
     records: tuple[TrialRecord, ...]
     best: TrialRecord | None
     extrapolated: Extrapolated | None
@@ -51,6 +52,11 @@ class Snapshot:
     p_star: float | None
     stop_reason: StopReason | None
     history: str
+
+    @property
+    def request(self) -> StudyRequest:
+        """Study as its file describes it."""
+        return self.prepared.request
 
     @property
     def is_running(self) -> bool:
@@ -70,18 +76,18 @@ class Snapshot:
         return self.compared.reference if self.compared else None
 
 
-def snapshot_of(config: StudyRequest, study: Study, attributes: Mapping[str, Any], *, is_running: bool) -> Snapshot:
+def snapshot_of(request: StudyRequest, study: Study, attributes: Mapping[str, Any], *, is_running: bool) -> Snapshot:
     """Read the present state of a study, whose user attributes the caller has read already."""
-    config = plans_in(config, study)
+    prepared = prepare_stored(request, study)
     records = tuple(read_records(study))
     best = best_record(records)
     stopped = None if is_running else StopReason(attributes.get(STOP_REASON, StopReason.INTERRUPTED))
     return Snapshot(
-        config=config,
+        prepared=prepared,
         records=records,
         best=best,
         extrapolated=None if best else extrapolated_of(attributes),
-        compared=compared_in(config.problem, reference_of(config.problem, study), records, best, attributes),
+        compared=compared_in(prepared.problem, reference_of(prepared.problem, study), records, best, attributes),
         moments=read_moments(study),
         conclusions=failure_conclusions(attributes),
         p_star=attributes.get(P_STAR),

@@ -35,7 +35,7 @@ LEAST_PART = 0.005
 
 
 def trial_note(
-    config: StudyRequest,
+    request: StudyRequest,
     record: TrialRecord,
     reference: Reference | None,
     step_error: float | None,
@@ -48,11 +48,11 @@ def trial_note(
     """
     role = _role(record, reference)
     return paragraphs(
-        f"### {_headline(config, record)}",
+        f"### {_headline(request, record)}",
         code(in_words(record.params)) + (f", {role}" if role else ""),
         _proxy(record),
         _reason(record),
-        _figures(config.problem, record, step_error),
+        _figures(request.problem, record, step_error),
         _parts(record),
         _steps(record),
         _log(record, logs),
@@ -90,10 +90,10 @@ def _role(record: TrialRecord, reference: Reference | None) -> str:
     return reference.in_words if reference is not None and record.params == reference.values else ""
 
 
-def _headline(config: StudyRequest, record: TrialRecord) -> str:
+def _headline(request: StudyRequest, record: TrialRecord) -> str:
     if record.step_time_s is None:
         return _status(record)
-    return f"{seconds(record.step_time_s)} per step, {config.trials.backend.source_in_words}"
+    return f"{seconds(record.step_time_s)} per step, {request.trials.backend.source_in_words}"
 
 
 def _proxy(record: TrialRecord) -> str:

@@ -130,11 +130,11 @@ class StudyView(BaseStorage):
         self,
         storage: BaseStorage,
         study: Study,
-        config: StudyRequest,
+        request: StudyRequest,
         files: StudyFiles,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._storage, self._study, self._config, self._files = storage, study, config, files
+        self._storage, self._study, self._config, self._files = storage, study, request, files
         self._study_id = storage.get_study_id_from_name(study.study_name)
         self._lock = threading.Lock()
         self._clock, self._read_s = clock, 0.0

@@ -162,7 +162,7 @@ class CostComparison:
 
 
 def compare_costs(
-    config: StudyRequest,
+    request: StudyRequest,
     tokens: float,
     hosts: Sequence[int],
     clusters: Sequence[Cluster],
@@ -185,14 +185,14 @@ def compare_costs(
     Raises:
         ConfigError: A size has too many configurations to predict, or the storage cannot be read.
     """
-    steps = math.ceil(tokens / config.problem.setting.job.tokens_per_step)
-    correction = _measured_correction(config)
-    own = _hosts_of(config.problem.cluster)
+    steps = math.ceil(tokens / request.problem.setting.job.tokens_per_step)
+    correction = _measured_correction(request)
+    own = _hosts_of(request.problem.cluster)
     offers: list[Offer] = []
     sources: list[ErrorSources] = []
     count = len(hosts) * max(len(clusters), 1)
     on_size(0, count)
-    for size in best_by_size(config, hosts, clusters):
+    for size in best_by_size(request, hosts, clusters):
         if size.config is None:
             offers.append(Offer(size=size))
             continue
@@ -314,11 +314,12 @@ def _hosts_of(cluster: Cluster) -> tuple[object, ...]:
     return tuple((group.device, group.devices_per_host, group.intra_links, group.nic_links) for group in cluster.groups)
 
 
-def _measured_correction(config: StudyRequest) -> float:
+def _measured_correction(request: StudyRequest) -> float:
     """Return the ratio of the best configuration's measured step time to its predicted one; 1 without a measurement."""
-    study = StoredStudies(config.storage).look(config.name)
+    study = StoredStudies(request.storage).look(request.name)
     if study is None:
         return 1.0
     from tuner.economics.training import measured_correction  # noqa: PLC0415 # it loads Optuna
+    from tuner.forecast.planned_candidates import prepare_stored
 
-    return measured_correction(config, study)
+    return measured_correction(prepare_stored(request, study), study)

@@ -20,11 +20,12 @@ from tuner.answers.best import Best, best_known
 from tuner.answers.gain import Compared, Known
 from tuner.economics.device_time import device_time_of
 from tuner.forecast.candidates import predict_candidate, predict_with_errors
+from tuner.forecast.prepared import Prepared
 from tuner.forecast.sizes import best_by_size
 from tuner.search.proxy.extrapolation import Extrapolated
 from tuner.storage.record import TrialRecord, read_records
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
-from tuner.study_file.request import Economics, StudyRequest
+from tuner.study_file.request import Economics
 from tuner.subject.ability import Ability
 from tuner.subject.problem import Problem
 
@@ -139,7 +140,7 @@ class TrainingEstimate:
 
 
 def estimate_training(
-    config: StudyRequest, study: Study | None, tokens: float, sizes: Sequence[int] = ()
+    prepared: Prepared, study: Study | None, tokens: float, sizes: Sequence[int] = ()
 ) -> TrainingEstimate | None:
     """Return what training on a number of tokens takes; None if no configuration fits.
 
@@ -149,20 +150,22 @@ def estimate_training(
         tokens: Number of tokens.
         sizes: Numbers of hosts to predict too.
     """
-    best, records = best_known(config, study), read_records(study) if study is not None else []
+    best, records = best_known(prepared, study), read_records(study) if study is not None else []
     if best is None:
         return None
-    steps = math.ceil(tokens / config.problem.setting.job.tokens_per_step)
+    steps = math.ceil(tokens / prepared.problem.setting.job.tokens_per_step)
     trainings = []
     compared = best.compared
     if compared is not None and compared.known is not Known.FAILED:
         reference = compared.reference
-        trainings.append(_training(config, reference.role, reference.config, best.source, compared.step_time_s, steps))
+        trainings.append(
+            _training(prepared, reference.role, reference.config, best.source, compared.step_time_s, steps)
+        )
     known_s = None if best.source == "predicted" else best.step_time_s
-    trainings.append(_training(config, "best", best.config, best.source, known_s, steps))
-    correction = _correction(config.problem, best)
-    found = list(best_by_size(config, sizes))
-    spent = device_time_of(config, records)
+    trainings.append(_training(prepared, "best", best.config, best.source, known_s, steps))
+    correction = _correction(prepared.problem, best)
+    found = list(best_by_size(prepared.request, sizes))
+    spent = device_time_of(prepared.request, records)
     return TrainingEstimate(
         tokens=tokens,
         trainings=tuple(trainings),
@@ -176,8 +179,8 @@ def estimate_training(
                 step_time_s=correction * size.step_time_s,
                 range_s=None,
                 steps=steps,
-                per_hour=_price_per_hour(config.economics, size.setting.cluster),
-                limits=config.economics.limits,
+                per_hour=_price_per_hour(prepared.request.economics, size.setting.cluster),
+                limits=prepared.request.economics.limits,
             )
             for size in found
             if size.config is not None
@@ -189,7 +192,7 @@ def estimate_training(
     )
 
 
-def limited_training(config: StudyRequest, best: ParallelConfig, source: str, step_time_s: float) -> Training | None:
+def limited_training(prepared: Prepared, best: ParallelConfig, source: str, step_time_s: float) -> Training | None:
     """Return the training of `limits.tokens` with the best configuration; None where a study has no such limits.
 
     Args:
@@ -198,30 +201,30 @@ def limited_training(config: StudyRequest, best: ParallelConfig, source: str, st
         source: Source of its step time.
         step_time_s: Step time of the configuration [s].
     """
-    tokens = config.economics.limits.tokens
-    if tokens is None or not config.problem.subject.has(Ability.TOKENS):
+    tokens = prepared.request.economics.limits.tokens
+    if tokens is None or not prepared.problem.subject.has(Ability.TOKENS):
         return None
-    steps = math.ceil(tokens / config.problem.setting.job.tokens_per_step)
-    return _training(config, "best", best, source, step_time_s, steps)
+    steps = math.ceil(tokens / prepared.problem.setting.job.tokens_per_step)
+    return _training(prepared, "best", best, source, step_time_s, steps)
 
 
-def limited_of(config: StudyRequest, best: TrialRecord | None, extrapolated: Extrapolated | None) -> Training | None:
+def limited_of(prepared: Prepared, best: TrialRecord | None, extrapolated: Extrapolated | None) -> Training | None:
     """Return the training of `limits.tokens` with the answer of a study's trials; see `limited_training`."""
     if best is not None and best.step_time_s is not None:
         return limited_training(
-            config, config.problem.config_of(best.params), config.trials.backend.origin, best.step_time_s
+            prepared, prepared.problem.config_of(best.params), prepared.request.trials.backend.origin, best.step_time_s
         )
     if extrapolated is not None:
         return limited_training(
-            config, config.problem.config_of(extrapolated.config), "predicted", extrapolated.step_time_s
+            prepared, prepared.problem.config_of(extrapolated.config), "predicted", extrapolated.step_time_s
         )
     return None
 
 
-def measured_correction(config: StudyRequest, study: Study) -> float:
+def measured_correction(prepared: Prepared, study: Study) -> float:
     """Return the ratio of the best configuration's measured step time to its predicted one; 1 without a measurement."""
-    best = best_known(config, study)
-    return 1.0 if best is None else _correction(config.problem, best)
+    best = best_known(prepared, study)
+    return 1.0 if best is None else _correction(prepared.problem, best)
 
 
 def _correction(problem: Problem, best: Best) -> float:
@@ -231,7 +234,7 @@ def _correction(problem: Problem, best: Best) -> float:
 
 
 def _training(
-    config: StudyRequest, label: str, chosen: ParallelConfig, known: str, known_s: float | None, steps: int
+    prepared: Prepared, label: str, chosen: ParallelConfig, known: str, known_s: float | None, steps: int
 ) -> Training:
     """Return the training with one configuration, predicted where no trial has timed it.
 
@@ -245,19 +248,19 @@ def _training(
     """
     step_time_s, range_s, source = known_s, None, known
     if step_time_s is None:
-        predicted = predict_with_errors(config.problem, chosen)
+        predicted = predict_with_errors(prepared.problem, chosen)
         low_s, high_s = predicted["step_time_range_s"]
         step_time_s, range_s, source = float(predicted["step_time_s"]), (low_s, high_s), "predicted"
     return Training(
         label=label,
-        devices=config.problem.cluster.num_devices,
+        devices=prepared.problem.cluster.num_devices,
         config=chosen,
         source=source,
         step_time_s=step_time_s,
         range_s=range_s,
         steps=steps,
-        per_hour=_price_per_hour(config.economics, config.problem.cluster),
-        limits=config.economics.limits,
+        per_hour=_price_per_hour(prepared.request.economics, prepared.problem.cluster),
+        limits=prepared.request.economics.limits,
     )
 
 

@@ -15,6 +15,7 @@ from costmodels.surrogates.uncertainty import SIGMA, WIDE, likely_range, memory_
 from hardware.arrays import FloatArray, IntArray
 from tuner.plans.layer_planning import shape_text
 from tuner.space.enumeration import Space
+from tuner.subject.contract import AbstractSubject
 from tuner.subject.problem import Problem
 
 
@@ -35,7 +36,11 @@ class Candidates:
 
 def candidates_of(problem: Problem) -> Candidates:
     """Enumerate, prune and predict the candidates of a study."""
-    space, subject = problem.space(), problem.subject
+    return candidates_in(problem.space(), problem.subject)
+
+
+def candidates_in(space: Space, subject: AbstractSubject) -> Candidates:
+    """Predict the candidates of a space."""
     estimate = subject.forecast(space.grid, space.memory).estimate
     return Candidates(space=space, estimate=estimate, features=subject.features(space.grid, estimate))
 

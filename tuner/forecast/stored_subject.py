@@ -14,14 +14,14 @@ if TYPE_CHECKING:  # Optuna takes a second to load
     from optuna import Study
 
 
-def restore_subject(config: StudyRequest, look: Callable[[], Study | None]) -> None:
+def restore_subject(request: StudyRequest, look: Callable[[], Study | None]) -> None:
     """Let the subject of a study take over what its stored counterpart holds of it, if anything.
 
     Args:
         config: Study.
         look: Function that looks up the stored counterpart; it is called only if the storage may hold something.
     """
-    if not config.problem.subject.has(Ability.SHARDINGS):
+    if not request.problem.subject.has(Ability.SHARDINGS):
         return
     study = look()
     if study is None:
@@ -30,6 +30,6 @@ def restore_subject(config: StudyRequest, look: Callable[[], Study | None]) -> N
 
     attributes = study.user_attrs
     meaning = attributes.get(MEANING)
-    if meaning is None or first_difference(meaning, json.loads(json.dumps(config.meaning))):
+    if meaning is None or first_difference(meaning, json.loads(json.dumps(request.meaning))):
         return
-    config.problem.subject.restore(attributes.get(OWN_PLANS, {}))
+    request.problem.subject.restore(attributes.get(OWN_PLANS, {}))

@@ -34,6 +34,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from hardware.dynamics import Trace, intervals
 from hardware.io.errors import ConfigError
 from tuner.answers.best import best_known
+from tuner.forecast.prepared import Prepared
 from tuner.replan.cluster_states import Course, Figures, Options, Pricing, Setup, cluster_of, options_over
 from tuner.replan.network import name_hosts
 from tuner.replan.timeline import Choices, best_timeline, steps_of, unforeseen_timeline
@@ -227,7 +228,7 @@ def course_of(problem: Problem, trace: Trace, until_s: float | None) -> Course:
 
 
 def replan_trace(
-    config: StudyRequest,
+    prepared: Prepared,
     trace: Trace,
     *,
     until_s: float | None = None,
@@ -238,7 +239,7 @@ def replan_trace(
     """Find the best timeline over a trace.
 
     Args:
-        config: Study whose cluster changes.
+        prepared: Study whose cluster changes.
         trace: Events that change the cluster.
         until_s: End of the plan [s]; None for the default.
         assumptions: Assumed costs of a change.
@@ -248,8 +249,12 @@ def replan_trace(
     Raises:
         ConfigError: An event happens after `until_s`, or the study file contradicts the stored study.
     """
-    course, pricing, study = course_of(config.problem, trace, until_s), Pricing(config), find_stored(config)
-    found = best_known(config, study)
+    course, pricing, study = (
+        course_of(prepared.problem, trace, until_s),
+        Pricing(prepared),
+        find_stored(prepared.request),
+    )
+    found = best_known(prepared, study)
     staying = stays(pricing, course, found.config) if found else None
     # The setups of staying are priced in any case, so that both timelines rest on the same figures.
     besides = [setup for setup in dict.fromkeys(staying or ()) if setup is not None]
@@ -268,7 +273,7 @@ def replan_trace(
 
 
 def robust_choice(
-    config: StudyRequest,
+    prepared: Prepared,
     traces: Sequence[Trace],
     statistic: str,
     *,
@@ -279,7 +284,7 @@ def robust_choice(
     """Find the configuration with the best statistic of the time per token over several traces, if it is never changed.
 
     Args:
-        config: Study whose cluster changes.
+        prepared: Study whose cluster changes.
         traces: Possible sequences of events.
         statistic: Name of the statistic in STATISTICS.
         until_s: End of each trace [s]; None for the default.
@@ -289,9 +294,9 @@ def robust_choice(
     Raises:
         ConfigError: An event happens after `until_s`, or the study file contradicts the stored study.
     """
-    courses = [course_of(config.problem, trace, until_s) for trace in traces]
-    pricing, study = Pricing(config), find_stored(config)
-    found = best_known(config, study)
+    courses = [course_of(prepared.problem, trace, until_s) for trace in traces]
+    pricing, study = Pricing(prepared), find_stored(prepared.request)
+    found = best_known(prepared, study)
     whole = pricing.all_hosts
     # Candidates: configurations that rank high in any state with all hosts, and the study's best.
     clusters = dict.fromkeys(
@@ -309,7 +314,7 @@ def robust_choice(
     )
     options = options_over(pricing, courses, list(besides), study, on_progress=on_progress)
     priced = [PricedCourse(course, options, at, assumptions) for at, course in enumerate(courses)]
-    tokens = config.problem.setting.job.tokens_per_step
+    tokens = prepared.problem.setting.job.tokens_per_step
     of_traces = {
         one: tuple(
             on_trace(float(steps_of(each.choices, each.places(course)).sum()), each.until_s, tokens)
@@ -362,11 +367,11 @@ def stays(pricing: Pricing, course: Course, config: ParallelConfig) -> list[Setu
     return found
 
 
-def find_stored(config: StudyRequest) -> Study | None:
+def find_stored(request: StudyRequest) -> Study | None:
     """Return the stored study, checking that its trials match the study file; None before its first trial."""
-    study = find_study(config.storage, config.name)
+    study = find_study(request.storage, request.name)
     if study is not None and study.get_trials(deepcopy=False):
-        check_meaning(config, study)
+        check_meaning(request, study)
         return study
     return None
 

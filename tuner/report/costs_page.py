@@ -23,36 +23,36 @@ HEIGHT = 520
 MWH_J = 1e3 * KWH_J
 
 
-def write_costs_page(config: StudyRequest, found: CostComparison, out: Path) -> Path:
+def write_costs_page(request: StudyRequest, found: CostComparison, out: Path) -> Path:
     """Write the page and return its path.
 
     Raises:
         ConfigError: `out` cannot be written.
     """
-    write_output(out, render_costs_page(config, found))
+    write_output(out, render_costs_page(request, found))
     return out
 
 
-def render_costs_page(config: StudyRequest, found: CostComparison) -> str:
+def render_costs_page(request: StudyRequest, found: CostComparison) -> str:
     """Render the whole page; equal comparisons give equal text."""
-    job = config.problem.setting.job
+    job = request.problem.setting.job
     words = (
         f"{job.model.name} on {found.tokens:.4g} tokens: {plural(found.steps, 'step')} of {job.tokens_per_step:,} "
-        f"tokens, {job.precision}, {config.problem.setting.runtime.name}; {prices_in_words(found)}"
+        f"tokens, {job.precision}, {request.problem.setting.runtime.name}; {prices_in_words(found)}"
     )
     second = "cost" if found.has_cost else "energy"
-    header = tag("header", tag("h1", f"{config.name}: what training costs"), tag("p", words))
+    header = tag("header", tag("h1", f"{request.name}: what training costs"), tag("p", words))
     main = tag(
         "main",
         section("answer", "Answer", *(tag("p", line) for line in _answer(found))),
         section(
             "front", f"Time and {second}", tag("p", _legend(found)), drawing(_figure(found), "front", height=HEIGHT)
         ),
-        section("offers", "Clusters and sizes", tag("div", _table(config.problem, found), class_="scroll")),
+        section("offers", "Clusters and sizes", tag("div", _table(request.problem, found), class_="scroll")),
         *([section("without", "What does not fit", _without(found))] if not all(o.fits for o in found.offers) else []),
     )
-    body = tag("body", header, main, tag("footer", _footer(config)), tag("script", DRAW_SCRIPT))
-    page = tag("html", head_of(f"{config.name}: costs"), body, lang="en")
+    body = tag("body", header, main, tag("footer", _footer(request)), tag("script", DRAW_SCRIPT))
+    page = tag("html", head_of(f"{request.name}: costs"), body, lang="en")
     return concatenate(Html("<!DOCTYPE html>\n"), page, "\n")
 
 
@@ -216,8 +216,8 @@ def _without(found: CostComparison) -> Html:
     return tag("div", tag("table", tag("tbody", *rows)), class_="scroll")
 
 
-def _footer(config: StudyRequest) -> str:
+def _footer(request: StudyRequest) -> str:
     return (
-        f"Written by Meshtune from {config.file}. Steps are predicted; restarts, evaluation and checkpoints are not "
+        f"Written by Meshtune from {request.file}. Steps are predicted; restarts, evaluation and checkpoints are not "
         "counted, nor are the cooling and losses of the building."
     )

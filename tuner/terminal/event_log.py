@@ -25,12 +25,12 @@ class EventLog:
 
     def __init__(
         self,
-        config: StudyRequest,
+        request: StudyRequest,
         write: Callable[[str], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._name = config.name
+        self._name = request.name
         self._write = write or _write_line
         self._clock, self._wall_clock = clock, wall_clock
         self._told_s = clock()

@@ -11,10 +11,10 @@ from typing import Any
 from hardware.dynamics import HostEvent, LinkEvent
 from tuner.export import exporter_for
 from tuner.export.knob_export import with_knobs
+from tuner.forecast.prepared import Prepared
 from tuner.replan.cluster_states import Setup
 from tuner.replan.network import name_hosts
 from tuner.replan.present import Change, Present, Watched
-from tuner.study_file.request import StudyRequest
 from tuner.subject.problem import Problem
 from tuner.terminal.console import config_in_words
 from tuner.watch.hosts import Look
@@ -57,14 +57,14 @@ class Seen:
     wall_s: float
 
 
-def answer_of(config: StudyRequest, watched: Watched, seen: Seen) -> Answer:
+def answer_of(prepared: Prepared, watched: Watched, seen: Seen) -> Answer:
     """Write the answer to a state of the cluster."""
     present, verdict, running = seen.present, seen.verdict, seen.standing.running
     change = verdict.best
     best = change.setup if change is not None else running
-    flags = None if best is None else _flags(config.problem, watched, best)
+    flags = None if best is None else _flags(prepared.problem, watched, best)
     payload = {
-        "study_name": config.name,
+        "study_name": prepared.request.name,
         "time_s": seen.look.now_s,
         "utc": datetime.fromtimestamp(seen.wall_s, UTC).isoformat(timespec="seconds"),
         "events": [str(event) for event in seen.events],
@@ -72,8 +72,8 @@ def answer_of(config: StudyRequest, watched: Watched, seen: Seen) -> Answer:
         "available": [seen.look.names[host] for host in present.hosts],
         "decision": verdict.decision.value,
         "forced": verdict.is_forced,
-        "running": _setup_json(config.problem, seen, running),
-        "best": _setup_json(config.problem, seen, best),
+        "running": _setup_json(prepared.problem, seen, running),
+        "best": _setup_json(prepared.problem, seen, best),
         "flags": flags,
         "speedup": _speedup(seen),
         "switch_s": change.switch_s if change else None,
@@ -87,12 +87,12 @@ def answer_of(config: StudyRequest, watched: Watched, seen: Seen) -> Answer:
     short = "; ".join(
         (
             verdict.decision.value,
-            _in_words(config.problem, running),
-            _in_words(config.problem, best),
+            _in_words(prepared.problem, running),
+            _in_words(prepared.problem, best),
             name_hosts(present.hosts),
         )
     )
-    return Answer(payload=payload, lines=tuple(_lines(config.problem, seen, payload)), short=short)
+    return Answer(payload=payload, lines=tuple(_lines(prepared.problem, seen, payload)), short=short)
 
 
 def _in_words(problem: Problem, setup: Setup | None) -> str:

@@ -54,7 +54,7 @@ class Kept:
     links: Links = field(default_factory=Links)
 
 
-def write_state(file: Path, config: StudyRequest, kept: Kept) -> None:
+def write_state(file: Path, request: StudyRequest, kept: Kept) -> None:
     """Write the state whole, in the place of the one before.
 
     Raises:
@@ -63,11 +63,11 @@ def write_state(file: Path, config: StudyRequest, kept: Kept) -> None:
     standing = kept.standing
     told = {
         "version": VERSION,
-        "study_name": config.name,
-        "hosts": config.problem.cluster.num_hosts,
+        "study_name": request.name,
+        "hosts": request.problem.cluster.num_hosts,
         "source": kept.source,
         "began_s": kept.began_s,
-        "running": None if standing is None else _standing_json(config.problem, standing),
+        "running": None if standing is None else _standing_json(request.problem, standing),
         "ran_on": list(kept.ran_on),
         "told": kept.told,
         "seats": [asdict(seat) for seat in kept.seats],
@@ -78,20 +78,20 @@ def write_state(file: Path, config: StudyRequest, kept: Kept) -> None:
         },
     }
     text = json.dumps(told, indent=2, allow_nan=False) + "\n"
-    _read(file, config, text)  # a state that could not be read would end the watch for good
+    _read(file, request, text)  # a state that could not be read would end the watch for good
     write_output(file, text, option="--state")
 
 
-def read_state(file: Path, config: StudyRequest) -> Kept | None:
+def read_state(file: Path, request: StudyRequest) -> Kept | None:
     """Read the state of an earlier watch; None if there is none.
 
     Raises:
         ConfigError: The file is no state, or that of another study.
     """
-    return _read(file, config) if file.exists() else None
+    return _read(file, request) if file.exists() else None
 
 
-def _read(file: Path, config: StudyRequest, text: str | None = None) -> Kept:
+def _read(file: Path, request: StudyRequest, text: str | None = None) -> Kept:
     """Return the state in a file, or in a text that is to be written there."""
     nearest = "remove the file to begin anew, or name another with --state"
     try:
@@ -99,8 +99,8 @@ def _read(file: Path, config: StudyRequest, text: str | None = None) -> Kept:
         if told["version"] != VERSION:
             raise ValueError(f"version {told['version']!r}")
         whose = (told["study_name"], told["hosts"])
-        if whose == (config.name, config.problem.cluster.num_hosts):
-            return _kept_of(file, config.problem, told)
+        if whose == (request.name, request.problem.cluster.num_hosts):
+            return _kept_of(file, request.problem, told)
     except (
         OSError,
         ValueError,
@@ -117,8 +117,8 @@ def _read(file: Path, config: StudyRequest, text: str | None = None) -> Kept:
         ) from None
     name, hosts = whose
     raise ConfigError(
-        f"is the state of the study {name!r} on {hosts} hosts, and this is {config.name!r} on "
-        f"{config.problem.cluster.num_hosts}",
+        f"is the state of the study {name!r} on {hosts} hosts, and this is {request.name!r} on "
+        f"{request.problem.cluster.num_hosts}",
         key="--state",
         value=str(file),
         nearest=nearest,

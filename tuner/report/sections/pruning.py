@@ -12,7 +12,7 @@ TITLE = "Removed configurations"
 
 def pruning_section(data: ReportData) -> Html:
     """Render a table of the rules, the most effective first, and of the memory limit."""
-    space, config = data.candidates.space, data.config
+    space, config = data.candidates.space, data.prepared
     if words := config.problem.subject.refusal(Ability.RULES):
         return section("pruning", TITLE, tag("p", words))
     reasons = data.reasons

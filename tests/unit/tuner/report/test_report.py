@@ -116,7 +116,7 @@ def test_every_candidate_dropped_is_accounted_for(config, page):
 
 def test_hostile_text_stays_text(data):
     """Names, reasons and logs that look like HTML are shown as they are, and become no element."""
-    config = data.config
+    config = data.prepared
     job = replace(config.setting.job, model=replace(config.setting.job.model, name=HOSTILE))
     config = replace(
         config, name=HOSTILE, file=HOSTILE, subject=config.subject.with_setting(replace(config.setting, job=job))
@@ -341,7 +341,7 @@ def test_the_plan_of_the_best_is_told(tmp_path):
     pin = "{op: '*.core', dim: heads, axis: up}"
     space = "{pp: [1], tp: [1], cp: [1], up: [2], mbs: [1]}"
     data, told = planned_report(tmp_path, planner=f"{{name: descent, pins: [{pin}]}}", space=space, num_trials=2)
-    (plan,) = data.config.layer_plans.values()
+    (plan,) = data.request.layer_plans.values()
 
     assert data.best_config.plan == "descent"
 
@@ -352,7 +352,7 @@ def test_the_plan_of_the_best_is_told(tmp_path):
     assert "<td>embedding.lookup</td>" in told
     assert "*.core heads on up: holds at 2 of 2 operators" in told
     assert "No framework runs this plan yet" in told
-    trained = replace(data, config=replace(data.config, backend=load_study(JAX_STUDY).trials.backend))
+    trained = replace(data, config=replace(data.prepared, backend=load_study(JAX_STUDY).trials.backend))
     assert "Its trial trained with this plan" in plan_section(trained)
     page = render_report(data)
     assert page.index('id="pipeline"') < page.index('id="plan"') < page.index('id="memory"')

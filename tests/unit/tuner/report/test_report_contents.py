@@ -81,7 +81,7 @@ def test_real_device_hours_are_told_apart_from_start_up(data):
 
     observed = Observation(status=Status.OK, step_times_s=(900.0,), elapsed_s=3600.0, measured_after_s=2700.0)
     records = tuple(replace(record, observation=observed) for record in data.records[:2])
-    trained = replace(data, origin="measured", records=records, config=replace(data.config, backend=Training()))
+    trained = replace(data, origin="measured", records=records, config=replace(data.prepared, backend=Training()))
 
     told = text_of(summary_section(trained))
 
