@@ -66,7 +66,7 @@ from trials.simulated.backend import SimulatedBackend
 from tuner.forecast.candidates import candidates_of, plan_of, prediction_json
 from tuner.run.ledger import Ledger
 from tuner.run.loop import Loop, run_study
-from tuner.run.studies import make_sampler, open_study
+from tuner.run.studies import make_sampler, open_study, prepared_of
 from tuner.search.observations import OBSERVATION, STATUS
 from tuner.search.parameters import distribution_of, params_of
 from tuner.storage.history import make_tables
@@ -273,8 +273,8 @@ def seed(config: StudyRequest, count: int) -> None:
     grid = candidates.space.grid
     store = open_store(config.storage)
     make_tables(store)
-    sampler = make_sampler(config, candidates)
-    study = open_study(config, sampler, store.storage)
+    sampler = make_sampler(config)
+    study = open_study(prepared_of(config), sampler, store.storage)
     assert isinstance(store.storage, RDBStorage), "seeded are databases"
     # Optuna stores the distribution of each parameter as JSON beside its value.
     distributions = {

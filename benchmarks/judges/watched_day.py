@@ -39,6 +39,7 @@ from tuner.replan.cluster_states import Course, Figures, Pricing, Setup, cluster
 from tuner.replan.present import Change, Present, change_to
 from tuner.replan.replanning import DEFAULTS, Assumptions, PricedCourse, course_of, find_stored, stays
 from tuner.replan.timeline import best_timeline, steps_of
+from tuner.run.studies import prepared_of
 from tuner.study_file.config import load_study
 from tuner.study_file.request import StudyRequest
 from tuner.watch.policy import Decision, Rules, Standing, Verdict, changed, decide, keep_accounts
@@ -86,7 +87,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         )
         if given.trials:
             run_here(config)
-        pricing = Pricing(config)
+        pricing = Pricing(prepared_of(config))
         days = {"20 events": read_trace(DAY, pricing.nominal)} | {
             f"seed {seed}": random_day(pricing.nominal.num_hosts, np.random.default_rng(seed))
             for seed in range(given.first_seed, given.first_seed + given.days)
@@ -137,7 +138,7 @@ def _compare(pricing: Pricing, trace: Trace, rules: Sequence[Rules]) -> list[dic
     config = pricing.config
     course = course_of(config.problem, trace, DAY_S)
     study = find_stored(config)
-    best = best_known(config, study)
+    best = best_known(prepared_of(config), study)
     assert best is not None, "the study has an answer"
     staying = stays(pricing, course, best.config)
     besides = [setup for setup in dict.fromkeys(staying) if setup is not None]

@@ -38,8 +38,8 @@ from costmodels.simulator.simulated_step import simulate_step
 from hardware.cluster import Cluster
 from hardware.host_group import HostGroup
 from hardware.link import Link
-from tuner.forecast.candidates import candidates_of
 from tuner.forecast.ranked import predicted_ranking
+from tuner.run.studies import prepared_of
 from tuner.study_file.config import load_study
 from tuner.study_file.request import StudyRequest
 
@@ -80,7 +80,7 @@ class Case:
             return config
         cluster = config.problem.setting.cluster
         slow = replace(cluster, groups=tuple(map(_with_bf16, cluster.groups)))
-        return replace(config, subject=config.problem.subject.on_cluster(slow))
+        return replace(config, problem=replace(config.problem, subject=config.problem.subject.on_cluster(slow)))
 
 
 def _with_bf16(group: HostGroup) -> HostGroup:
@@ -146,12 +146,12 @@ def show(figures: dict[str, Any]) -> None:
 
 def first_of_rank(config: StudyRequest) -> tuple[float, ParallelConfig] | None:
     """Return the step time and the configuration that `meshtune rank` prints first; None if nothing fits."""
-    candidates = candidates_of(config.problem)
-    ranked = predicted_ranking(config, candidates)
+    prepared = prepared_of(config)
+    ranked = predicted_ranking(prepared)
     if not len(ranked.order) or not ranked.fits[ranked.order[0]]:
         return None
     best = int(ranked.order[0])
-    return float(ranked.step_time_s[best]), candidates.space.grid.config(best)
+    return float(ranked.step_time_s[best]), prepared.candidates.space.grid.config(best)
 
 
 def unlike(case: Case, model: str) -> dict[str, Any]:

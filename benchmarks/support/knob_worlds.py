@@ -85,7 +85,8 @@ class KnobProblem:
 @lru_cache(maxsize=1)
 def knob_problem(study: str, num_knobs: int) -> KnobProblem:
     """Prepare a study of configs/studies with the first of KNOBS."""
-    config = replace(load_study(STUDIES / f"{study}.yaml"), knobs=KNOBS[:num_knobs], known_knobs=())
+    config = load_study(STUDIES / f"{study}.yaml")
+    config = replace(config, problem=replace(config.problem, knobs=KNOBS[:num_knobs], known_knobs=()))
     candidates = candidates_of(config.problem)
     grid = candidates.space.grid
     space = searched_knobs(config.problem, candidates)

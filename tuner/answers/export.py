@@ -18,7 +18,7 @@ def export_configuration(
     """Return a configuration in the form of a target that suits the study's subject.
 
     Args:
-        config: Study.
+        prepared: Study.
         stored: Studies in its storage.
         chosen: Configuration.
         target: Name of the target.

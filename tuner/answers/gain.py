@@ -131,7 +131,7 @@ def compared_of(
     """Return the comparison of the best trial with the reference; None without a reference.
 
     Args:
-        config: Study.
+        problem: Study.
         reference: Reference of the study.
         records: Trials of the study.
         best: Best of them; None before any has completed.

@@ -44,7 +44,7 @@ def calibrate_device(
     result has all known times of the plan; it is None if the study has no candidate.
 
     Args:
-        config: Study whose candidates are measured.
+        request: Study whose candidates are measured.
         seconds: Approximate time budget [s]; None takes the device's default.
         force: Whether known times are measured again.
         on_progress: Function called after every measured call.

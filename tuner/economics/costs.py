@@ -23,6 +23,7 @@ from hardware.cluster import Cluster
 from hardware.price_file import Prices
 from hardware.time_units import DAY_S, HOUR_S
 from tuner.forecast.pareto import front_chances, pareto_front
+from tuner.forecast.planned_candidates import prepare_stored
 from tuner.forecast.sizes import Size, best_by_size
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
@@ -174,7 +175,7 @@ def compare_costs(
     """Compare what a training takes on each size of each cluster.
 
     Args:
-        config: Study.
+        request: Study.
         tokens: Number of tokens.
         hosts: Numbers of hosts of each cluster.
         clusters: Clusters of equal hosts; empty for the study's own.
@@ -320,6 +321,5 @@ def _measured_correction(request: StudyRequest) -> float:
     if study is None:
         return 1.0
     from tuner.economics.training import measured_correction  # noqa: PLC0415 # it loads Optuna
-    from tuner.forecast.planned_candidates import prepare_stored
 
     return measured_correction(prepare_stored(request, study), study)

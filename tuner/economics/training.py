@@ -145,7 +145,7 @@ def estimate_training(
     """Return what training on a number of tokens takes; None if no configuration fits.
 
     Args:
-        config: Study.
+        prepared: Study.
         study: Its stored counterpart; None for a study that was never run.
         tokens: Number of tokens.
         sizes: Numbers of hosts to predict too.
@@ -196,7 +196,7 @@ def limited_training(prepared: Prepared, best: ParallelConfig, source: str, step
     """Return the training of `limits.tokens` with the best configuration; None where a study has no such limits.
 
     Args:
-        config: Study.
+        prepared: Study.
         best: Best configuration.
         source: Source of its step time.
         step_time_s: Step time of the configuration [s].
@@ -239,7 +239,7 @@ def _training(
     """Return the training with one configuration, predicted where no trial has timed it.
 
     Args:
-        config: Study.
+        prepared: Study.
         label: What the configuration is.
         chosen: Configuration.
         known: Source of its step time, if that is known.

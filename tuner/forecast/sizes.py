@@ -77,7 +77,7 @@ def parse_sizes(request: StudyRequest, text: str, clusters: Sequence[Cluster] = 
     `4..64` stands for both ends and the powers of two between them.
 
     Args:
-        config: Study.
+        request: Study.
         text: Text of the option.
         clusters: Clusters of equal hosts that are asked about in place of the study's own.
 
@@ -154,7 +154,7 @@ def best_by_size(request: StudyRequest, sizes: Sequence[int], clusters: Sequence
     """Yield the best prediction on each number of hosts, with everything else as the study says.
 
     Args:
-        config: Study.
+        request: Study.
         sizes: Numbers of hosts.
         clusters: Clusters of equal hosts, on each of which every size is predicted; empty for the study's own.
 

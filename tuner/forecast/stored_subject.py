@@ -18,7 +18,7 @@ def restore_subject(request: StudyRequest, look: Callable[[], Study | None]) -> 
     """Let the subject of a study take over what its stored counterpart holds of it, if anything.
 
     Args:
-        config: Study.
+        request: Study.
         look: Function that looks up the stored counterpart; it is called only if the storage may hold something.
     """
     if not request.problem.subject.has(Ability.SHARDINGS):

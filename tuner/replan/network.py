@@ -17,7 +17,7 @@ def trace_of(request: StudyRequest, file: Path | None, *, option: str, value: st
     """Read the trace of a file, or return the study's own trace.
 
     Args:
-        config: Study whose cluster the trace changes.
+        request: Study whose cluster the trace changes.
         file: File of the trace; None for the study's own.
         option: Command-line option that needs the trace, for the message.
         value: Value of that option, for the message.

@@ -2,7 +2,8 @@
 
 On fewer hosts there are other candidates, and equal ones take another time. So each set of hosts has a study of its own
 in the same storage, a phase, with its own grid, trials and claim: whoever reads the storage finds studies like any
-other. The runs of the others are history to each (`HistoryOptions.kin`). The whole study names its phases in an attribute.
+other. The runs of the others are history to each (`HistoryOptions.kin`). The whole study names its phases in an
+attribute.
 
 Trials that lose their hosts are left running, as by a driver that dies. The study adopts them when it goes on.
 The budgets of trials, time and device-hours are those of the whole study and its phases together.

@@ -200,7 +200,7 @@ def print_judged(
     """Print the gain of the best over the reference, and whether its training keeps the study's limits.
 
     Args:
-        config: Study.
+        request: Study.
         compared: Comparison of the best with the reference.
         training: Training of the study's tokens with the best; see `limited_training`.
         p_star: Confidence that no untried configuration is faster; None before any trial.
@@ -216,7 +216,7 @@ def gain_in_words(request: StudyRequest, compared: Compared, p_star: float | Non
     """Describe how many times as fast the best configuration is as the reference, or why the two are not compared.
 
     Args:
-        config: Study.
+        request: Study.
         compared: Comparison of the two.
         p_star: Confidence that no untried configuration is faster; None before any trial.
     """

@@ -51,7 +51,7 @@ def test_every_figure_has_its_studies():
     """Each model has a study for either pair of devices and one for figure 6c, all of equal work for each device."""
     names = {path.stem for path in STUDIES.glob("*.yaml")}
     work = {
-        config.problem.setting.job.global_batch_size / config.setting.cluster.num_devices
+        config.problem.setting.job.global_batch_size / config.problem.setting.cluster.num_devices
         for config in (load_study(path) for path in STUDIES.glob("*.yaml"))
     }
 

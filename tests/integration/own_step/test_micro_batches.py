@@ -17,6 +17,7 @@ from trials.ranks.processes import RankProcesses
 from tuner import load_study
 from tuner.answers.export import export_configuration
 from tuner.own_step.plans import OwnStepPlans
+from tuner.run.studies import prepared_of
 from tuner.storage.stored_studies import StoredStudies
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -134,7 +135,7 @@ def test_the_exported_program_has_the_number(config, world, tmp_path):
     module = tmp_path / "sharded.py"
     module.write_text(
         export_configuration(
-            config, StoredStudies(config.storage), ParallelConfig(tp=2, mbs=2, zero_stage=0), world, module
+            prepared_of(config), StoredStudies(config.storage), ParallelConfig(tp=2, mbs=2, zero_stage=0), world, module
         ).text,
         encoding="utf-8",
     )

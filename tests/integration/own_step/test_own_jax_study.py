@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tuner.run.studies import prepared_of
+
 pytest.importorskip("jax", reason="steps in JAX need JAX: pip install 'meshtune[jax]'")
 
 from costmodels.job.parallel_config import ParallelConfig
@@ -244,7 +246,7 @@ def test_the_exported_program_runs_and_computes_the_same(study, tmp_path, chosen
     )
     module = tmp_path / "sharded.py"
     module.write_text(
-        export_configuration(config, StoredStudies(config.storage), chosen or planned, "jax", module).text,
+        export_configuration(prepared_of(config), StoredStudies(config.storage), chosen or planned, "jax", module).text,
         encoding="utf-8",
     )
     (tmp_path / "check.py").write_text(CHECK.format(module="sharded"), encoding="utf-8")
@@ -268,7 +270,11 @@ def test_a_state_that_holds_functions_and_keys_runs_and_is_exported(study, tmp_p
     )
     (tmp_path / "sharded.py").write_text(
         export_configuration(
-            config, StoredStudies(config.storage), config.problem.space().grid.config(0), "jax", tmp_path / "sharded.py"
+            prepared_of(config),
+            StoredStudies(config.storage),
+            config.problem.space().grid.config(0),
+            "jax",
+            tmp_path / "sharded.py",
         ).text,
         encoding="utf-8",
     )

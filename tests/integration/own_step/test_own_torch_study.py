@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tuner.run.studies import prepared_of
+
 pytest.importorskip("torch", reason="steps in torch need torch: pip install 'meshtune[torch]'")
 
 from costmodels.job.parallel_config import ParallelConfig
@@ -265,7 +267,8 @@ def test_the_exported_program_runs_and_computes_the_same(study, tmp_path):
     config = load_study(study(devices=2))
     module = tmp_path / "sharded.py"
     module.write_text(
-        export_configuration(config, StoredStudies(config.storage), TENSORS, "torch", module).text, encoding="utf-8"
+        export_configuration(prepared_of(config), StoredStudies(config.storage), TENSORS, "torch", module).text,
+        encoding="utf-8",
     )
     (tmp_path / "check.py").write_text(CHECK, encoding="utf-8")
 

@@ -252,16 +252,18 @@ def alone_in(config, call):
     """What a call takes alone in the study's world."""
     if call.is_collective:
         shape = np.log2(np.maximum(np.array([call.shape]), 1.0))
-        return isolated_call_s(call, config.setting.cluster) * float(np.exp(config.backend._error(call.kind, shape))[0])
-    operator, (device,) = isolated_operator(call), config.setting.cluster.devices
+        return isolated_call_s(call, config.problem.setting.cluster) * float(
+            np.exp(config.trials.backend._error(call.kind, shape))[0]
+        )
+    operator, (device,) = isolated_operator(call), config.problem.setting.cluster.devices
     label = f"{operator.kind} {operator.phase} {device.name}"
-    error = config.backend._error(label, np.log2(np.maximum(operator.shape, 1.0)))
+    error = config.trials.backend._error(label, np.log2(np.maximum(operator.shape, 1.0)))
     return float((alone_s(operator, device) * np.exp(error))[0])
 
 
 def keep_world(config, grid, seconds=20.0):
     """Calibrates the study's world: what a calibration would have measured there, in the study's storage."""
-    calls = calls_of(config.setting, grid, most_ranks=8)
+    calls = calls_of(config.problem.setting, grid, most_ranks=8)
     store = open_store(config.storage)
     make_tables(store)
     for one in calibration_plan(calls.wanted, seconds):
@@ -272,7 +274,7 @@ def keep_world(config, grid, seconds=20.0):
 def prior_of(config, grid, past):
     """The logarithm of the step times that a study expects before its first trial."""
     everywhere = np.arange(len(grid))
-    posterior = initial_posterior([(config.subject.measured_setting, everywhere)], grid, past)
+    posterior = initial_posterior([(config.problem.subject.measured_setting, everywhere)], grid, past)
     return posterior.expected(observations_of([], lambda _: None), everywhere).log_step_s
 
 

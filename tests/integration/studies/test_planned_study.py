@@ -11,7 +11,7 @@ from tests.support.studies.planned_studies import planned_study_text
 from trials.jax_training.backend import JAX_RANKS
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
-from tuner.forecast.planned_candidates import plan_layers
+from tuner.forecast.planned_candidates import prepare
 from tuner.run.loop import run_study
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import load_study
@@ -32,7 +32,7 @@ trial: {{backend: jax, min_steps: 4, max_steps: 8, precision: 0.05}}
 def load_planned(file, folder):
     """Load a study with a database in the folder, and plan its layers."""
     config = load_study(file, storage=f"sqlite:///{folder / 'meshtune.db'}")
-    return plan_layers(config, StoredStudies(config.storage))
+    return prepare(config, StoredStudies(config.storage), runs=True)
 
 
 def test_a_simulated_best_ran_a_plan_and_says_so(tmp_path):
@@ -41,7 +41,7 @@ def test_a_simulated_best_ran_a_plan_and_says_so(tmp_path):
     search = "{max_trials: 20, confidence: 1.0, tolerance: 0}"
     file.write_text(planned_study_text(search=search, trial="{backend: simulated, noise: 0.001}"), encoding="utf-8")
     config = load_planned(file, tmp_path)
-    executor = InProcessExecutor(backend=config.trials.backend)
+    executor = InProcessExecutor(backend=config.backend)
     result = run_study(config, executor=executor)
 
     assert result.best.params["plan"] == "descent"
@@ -73,7 +73,7 @@ def test_trials_in_jax_train_with_the_plan_of_their_candidate(tmp_path):
     config = load_planned(file, tmp_path)
     assert config.problem.planning.is_auto
     with RankProcesses(JAX_RANKS) as ranks:
-        backend = OpenBackend(backend=config.trials.backend, ranks=ranks)
+        backend = OpenBackend(backend=config.backend, ranks=ranks)
         result = run_study(config, executor=InProcessExecutor(backend=backend))
 
     told = {record.params["plan"]: record for record in result.records}

@@ -15,6 +15,7 @@ from trials.trial_keys import ProxyOptions
 from tuner.export import find_exporter
 from tuner.forecast.candidates import candidates_of
 from tuner.replan.cluster_states import Pricing
+from tuner.run.studies import prepared_of
 from tuner.search.proxy.proxy_trials import proxy_of
 from tuner.space.fewer_hosts import leaves_hosts_idle
 from tuner.study_file.config import load_study
@@ -135,7 +136,7 @@ def test_like_hosts_are_left_out_where_that_is_asked_for(study):
 @pytest.mark.slow
 def test_replanning_goes_on_from_a_layout_with_idle_hosts():
     """Fewer hosts of a replan have spaces of their own, without further idle hosts."""
-    pricing = Pricing(load_study(STUDY, overrides=SIX_HOSTS))
+    pricing = Pricing(prepared_of(load_study(STUDY, overrides=SIX_HOSTS)))
     space = pricing.space_on(pricing.base((0, 1, 2, 3)))
 
     assert len(space.grid)

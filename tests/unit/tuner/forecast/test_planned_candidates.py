@@ -11,14 +11,7 @@ from costmodels.surrogates.predicted import PLAN_ERROR, predict
 from tests.support.studies.planned_studies import NUM_SHAPES, planned_study_text
 from tuner.forecast import planned_candidates
 from tuner.forecast.candidates import predict_candidate
-from tuner.forecast.planned_candidates import (
-    as_stored,
-    by_hand,
-    plan_study,
-    planned_in_words,
-    predicted_plans,
-    unused_pins,
-)
+from tuner.forecast.planned_candidates import as_stored, by_hand, plan_problem, planned_in_words, prepare, unused_pins
 from tuner.forecast.sizes import best_by_size
 from tuner.plans.layer_planning import LayerPlanning, shape_text
 from tuner.plans.layer_plans import plan_lines
@@ -46,7 +39,7 @@ def config(folder):
 @pytest.fixture(scope="module")
 def planned(config):
     """The same planned."""
-    return plan_study(config, config.problem.space().grid)
+    return prepare(config, StoredStudies(config.storage), runs=True)
 
 
 def config_with(folder, name, **changes):
@@ -55,10 +48,15 @@ def config_with(folder, name, **changes):
     return load_study(folder / f"{name}.yaml")
 
 
+def with_planning(config, planning):
+    """The study with another planner."""
+    return replace(config, problem=replace(config.problem, planning=planning))
+
+
 def heard(config, grid, **options):
-    """What planning tells while it goes on, and the study."""
+    """What planning tells while it goes on, and the problem."""
     told = []
-    found = plan_study(config, grid, on_planned=lambda done, count: told.append((done, count)), **options)
+    found = plan_problem(config.problem, grid, on_planned=lambda done, count: told.append((done, count)), **options)
     return told, found
 
 
@@ -105,7 +103,7 @@ def test_predictions_and_trials_count_the_plan_of_the_candidate(config, planned)
     """A planned candidate's step is shorter, for the estimate and in the world of trials; its twin's is as before."""
     twin = chosen_of(config, tp=1, up=2)
     up = replace(twin, plan="descent")
-    trial, trial_by_hand = (planned.trials.backend.measure(each, trial_number=0).step_time_s for each in (up, twin))
+    trial, trial_by_hand = (planned.backend.measure(each, trial_number=0).step_time_s for each in (up, twin))
 
     assert (
         predict_candidate(planned.problem, up)["step_time_s"] < predict_candidate(planned.problem, twin)["step_time_s"]
@@ -118,13 +116,13 @@ def test_predictions_and_trials_count_the_plan_of_the_candidate(config, planned)
 def test_a_plan_that_is_predicted_to_lose_is_a_candidate_too(folder):
     """Along cp a plan sends less, but the ring by hand is hidden: trials may tell, so that both are candidates."""
     ring = config_with(folder, "ring", space="{pp: [1], tp: [1], cp: [2], up: [1], mbs: [1]}")
-    found = plan_study(ring, ring.problem.space().grid)
-    (plan,) = found.problem.layer_plans.values()
+    found = plan_problem(ring.problem, ring.problem.space().grid)
+    (plan,) = found.layer_plans.values()
 
     assert plan["step_time_s"] < plan["by_hand_step_time_s"]
     assert plan["predicted_ratio"] > 1
     assert any("more than by hand" in line for line in plan_lines(plan))
-    assert [found.problem.space().grid.config(position).plan for position in range(2)] == [HAND, "descent"]
+    assert [found.space().grid.config(position).plan for position in range(2)] == [HAND, "descent"]
 
 
 def test_a_plan_changes_its_fastest_candidate_as_it_says(planned):
@@ -165,7 +163,7 @@ def test_what_plans_are_worth_is_an_error_that_all_layouts_share(planned):
 def test_auto_plans_the_leading_shapes(folder, monkeypatch):
     """Of more shapes than AUTO_SHAPES those of the fastest predicted candidates are planned, and a note says so."""
     monkeypatch.setattr(planned_candidates, "AUTO_SHAPES", 2)
-    auto = replace(config_with(folder, "auto"), planning=AUTO)
+    auto = with_planning(config_with(folder, "auto"), AUTO)
     _, found = heard(auto, auto.problem.space().grid)
     step_s = {
         shape: min(
@@ -173,13 +171,13 @@ def test_auto_plans_the_leading_shapes(folder, monkeypatch):
             for one in map(auto.problem.space().grid.config, range(len(auto.problem.space().grid)))
             if shape_text(one) == shape
         )
-        for shape in plan_study(
-            replace(auto, planning=LayerPlanning(name="descent")), auto.problem.space().grid
-        ).problem.layer_plans
+        for shape in plan_problem(
+            replace(auto.problem, planning=LayerPlanning(name="descent")), auto.problem.space().grid
+        ).layer_plans
     }
 
     assert list(found.layer_plans) == sorted(step_s, key=step_s.__getitem__)[:2]
-    assert planned_in_words(found.problem) == (
+    assert planned_in_words(found) == (
         "sharding plans were made for the layers of the 2 leading of 3 shapes; planner.name: descent plans all"
     )
 
@@ -200,14 +198,12 @@ def test_auto_plans_for_frameworks_that_run_plans(folder, changes, planning):
 
 def test_predictions_under_auto_plan_only_what_is_named(folder):
     """Without stored plans nothing is planned under `auto`, except for a configuration that names a plan."""
-    auto = replace(config_with(folder, "named"), planning=AUTO)
+    auto = with_planning(config_with(folder, "named"), AUTO)
     chosen, stored = chosen_of(auto, tp=1, up=2), StoredStudies(auto.storage)
 
-    assert predicted_plans(auto, stored) is auto
-    assert predicted_plans(auto, stored, chosen) is auto
-    assert list(predicted_plans(auto, stored, replace(chosen, plan="descent")).problem.layer_plans) == [
-        shape_text(chosen)
-    ]
+    assert prepare(auto, stored).problem is auto.problem
+    assert prepare(auto, stored, chosen).problem is auto.problem
+    assert list(prepare(auto, stored, replace(chosen, plan="descent")).problem.layer_plans) == [shape_text(chosen)]
 
 
 def test_the_plan_by_hand_is_told_the_same_way(config):
@@ -248,7 +244,7 @@ def test_the_planner_gives_trials_their_meaning(config, planned, folder):
     plain = config_with(folder, "by-name", planner="{name: megatron}")
     pinned = config_with(folder, "pinned", planner=f"{{name: descent, pins: [{PIN}]}}")
 
-    assert planned.meaning == config.meaning
+    assert planned.request.meaning == config.meaning
     assert config_with(folder, "left-out", planner=None).meaning == plain.meaning
     assert "planner" not in plain.meaning
     for other in (plain, pinned, config_with(folder, "other", planner="{name: recursive}")):
@@ -263,19 +259,19 @@ def test_the_planner_gives_trials_their_meaning(config, planned, folder):
 def test_pins_are_obeyed_where_a_shape_has_their_axis(folder):
     """With a pin on up the shapes that have it hold it, and that without is planned as if there were none."""
     pinned = config_with(folder, "obeyed", planner=f"{{name: descent, pins: [{PIN}]}}")
-    found = plan_study(pinned, pinned.problem.space().grid)
+    found = plan_problem(pinned.problem, pinned.problem.space().grid)
 
-    pins = {tuple(plan["mesh"]): plan["pins"] for plan in found.problem.layer_plans.values()}
+    pins = {tuple(plan["mesh"]): plan["pins"] for plan in found.layer_plans.values()}
     held = [{"pin": "*.dense_mlp.up ffn on up", "ops": 2, "held": 2}]
     assert pins == {("tp",): [], ("up",): held, ("up", "tp"): held}
-    assert unused_pins(found.problem) == ()
+    assert unused_pins(found) == ()
 
 
 def test_a_pin_that_no_shape_has_devices_for_is_told(folder):
     """A pin on an axis that no candidate has, or into more parts than any has, is named by its number."""
     pins = f"[{PIN}, {{op: '*.core', dim: kv_heads, axis: cp}}, {{op: '*.core', dim: kv_heads, axis: tp, ways: 8}}]"
     pinned = config_with(folder, "unused", planner=f"{{name: recursive, pins: {pins}}}")
-    told = unused_pins(plan_study(pinned, pinned.problem.space().grid).problem)
+    told = unused_pins(plan_problem(pinned.problem, pinned.problem.space().grid))
 
     assert told == (
         "planner.pins[1]: no candidate has the devices for *.core kv_heads on cp",

@@ -12,7 +12,7 @@ from costmodels.sharding.graph import STATE, TensorKind
 from costmodels.sharding.layouts import local_share
 from costmodels.sharding.micro_batches import count_micro_batches
 from costmodels.sharding.plan import cost_of, violations
-from tuner.forecast.planned_candidates import plan_layers
+from tuner.forecast.planned_candidates import prepare
 from tuner.planners.sharding.pins import Pin
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_plans import plan_step
@@ -128,11 +128,10 @@ def test_a_plan_of_two_layers_is_carried_over_to_all(step_of):
 
 def test_trials_run_the_plan_that_their_candidate_names(study):
     """The backend of a planned study runs a candidate as planned where it says so, and its twin by hand."""
-    unplanned = replace(study, planning=LayerPlanning(name="descent", pins=PINS))
-    planned = plan_layers(unplanned, StoredStudies(study.storage), CONFIG)
-    backend = replace(
-        planned.trials.backend, planner=replace(planned.trials.backend.planner, planning=planned.problem.planning)
-    )
+    planning = LayerPlanning(name="descent", pins=PINS)
+    unplanned = replace(study, problem=replace(study.problem, planning=planning))
+    planned = prepare(unplanned, StoredStudies(study.storage), CONFIG)
+    backend = replace(planned.backend, planner=replace(planned.backend.planner, planning=planned.problem.planning))
     named = replace(CONFIG, plan="descent")
 
     def is_by_hand(config):

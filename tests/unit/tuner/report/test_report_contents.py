@@ -27,6 +27,7 @@ from tuner.report.sections.summary import summary_section
 from tuner.report.words import after_trials, in_short, plural, seconds
 from tuner.space.enumeration import enumerate_space
 from tuner.storage.record import fastest
+from tuner.study_file.request import TrialOptions
 
 
 def text_of(markup):
@@ -81,7 +82,9 @@ def test_real_device_hours_are_told_apart_from_start_up(data):
 
     observed = Observation(status=Status.OK, step_times_s=(900.0,), elapsed_s=3600.0, measured_after_s=2700.0)
     records = tuple(replace(record, observation=observed) for record in data.records[:2])
-    trained = replace(data, origin="measured", records=records, config=replace(data.prepared, backend=Training()))
+    request = replace(data.request, trials=TrialOptions(backend=Training()))
+    prepared = replace(data.prepared, request=request)
+    trained = replace(data, origin="measured", records=records, prepared=prepared)
 
     told = text_of(summary_section(trained))
 
@@ -121,7 +124,7 @@ def test_the_bars_stand_there_in_numbers(data, page):
 
 def test_every_stage_stands_against_its_limit(deep):
     """Each stage of the best has a bar that sums to its predicted peak, beside the limit."""
-    found = stage_memory(deep.config.setting, deep.best_config)
+    found = stage_memory(deep.problem.setting, deep.best_config)
     drawn = memory_section(deep)
 
     traces, _ = figure_of(drawn, "stages")

@@ -56,7 +56,7 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
     search = config.search
     assert (search.draws, search.confidence, search.max_trials, search.max_minutes) == (100, 0.95, 40, None)
     assert (search.parallel_trials, search.seed) == (1, 0)
-    assert config.history == ()
+    assert config.history.entries == ()
     assert config.problem.current is None
     assert config.trials.time_limit_s is None
     assert not config.problem.subject.rows

@@ -43,7 +43,7 @@ def command(words="train {flags}", **keys):
 
 def test_a_name_stands_for_an_entry(study):
     """A name opens the knob with the catalog's values, flags and condition, and today's value by the profile."""
-    (knob,) = study("[overlap_grad_reduce]").knobs
+    (knob,) = study("[overlap_grad_reduce]").problem.knobs
 
     assert knob.values == (False, True)
     assert knob.today is True
@@ -54,7 +54,7 @@ def test_a_name_stands_for_an_entry(study):
 
 def test_an_entry_may_be_changed(study):
     """Other values replace the catalog's, and the first is in use unless it is said."""
-    (knob,) = study("[{catalog: ddp_bucket_size, values: [1000000, 2000000]}]").knobs
+    (knob,) = study("[{catalog: ddp_bucket_size, values: [1000000, 2000000]}]").problem.knobs
 
     assert (knob.name, knob.values, knob.today) == ("ddp_bucket_size", (1000000, 2000000), 1000000)
     assert knob.place.flag == "--ddp-bucket-size"
@@ -82,7 +82,7 @@ def test_recommended_alone(study):
 
 def test_a_condition_on_an_absent_knob_is_decided_by_the_value_in_use(study):
     """A knob that needs overlapped gradients is searched without that knob, because the profile overlaps them."""
-    (knob,) = study("[overlap_param_gather]").knobs
+    (knob,) = study("[overlap_param_gather]").problem.knobs
 
     assert str(knob.when) == "replicas > 1 and zero_stage == 1"
 

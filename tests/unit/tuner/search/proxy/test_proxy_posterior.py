@@ -124,7 +124,7 @@ def test_full_size_outweighs_proxies_that_mislead():
 def test_operator_times_of_proxies_correct_their_candidates():
     """In a world of wrong operators and no other error, operator times of six proxies halve the candidates' errors."""
     config, grid, posterior, proxies = problem()
-    backend = config.backend
+    backend = config.trials.backend
     assert isinstance(backend, SimulatedBackend)
     world = replace(backend, seed=5, operator_error=0.6)
     truth = np.log(world.hidden_step(grid).step_time_s)
@@ -195,7 +195,9 @@ def plan_of(grid, proxies):
     config, *_ = problem()
     budget = {"max_trials": 10, "confidence": 0.95}
     known = dict(enumerate(proxies))
-    return ProxyPlan(options=OPTIONS, setting=config.setting, space=config.options, grid=grid, known=known, **budget)
+    return ProxyPlan(
+        options=OPTIONS, setting=config.problem.setting, space=config.problem.options, grid=grid, known=known, **budget
+    )
 
 
 def test_proxies_end_once_they_agree_or_the_budget_is_spent():

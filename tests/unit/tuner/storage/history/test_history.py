@@ -83,7 +83,7 @@ def loaded(folder, storage, *overrides, uneven=False):
 def run(config, backend=None):
     """Runs a study in this process; its result and the notes that it told."""
     notes = []
-    executor = InProcessExecutor(backend or config.backend)
+    executor = InProcessExecutor(backend or config.trials.backend)
     result = run_study(config, on_progress=lambda progress: notes.append(progress.note), executor=executor)
     return result, [note for note in notes if note]
 
@@ -482,7 +482,7 @@ def test_a_replay_does_not_read_its_own_rows(tmp_path):
     failed = MEASURED.with_name("ultrascale-llama-8b-128_failed.csv")
     overrides = [f"history=[{json.dumps(str(MEASURED))}, {json.dumps(str(failed))}]"]
     config = load_study(STUDY, overrides=overrides, storage=f"sqlite:///{tmp_path / 'study.db'}")
-    whole = read_past(config.history, base_dir=tmp_path)
+    whole = read_past(config.history.entries, base_dir=tmp_path)
     key = (
         config.problem.setting.job.global_batch_size,
         config.problem.setting.job.sequence_length,
