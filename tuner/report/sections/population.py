@@ -88,9 +88,9 @@ def population_section(data: ReportData) -> Html:
     )
     words = (
         f"Share of the {data.request.search.draws:,} posterior draws in which each configuration is fastest, before "
-        "the first trial and after each. Solid parts had been tried by then, hatched parts had not. The confidence that no "
-        "untried configuration is faster is the height of all solid parts together. A diamond marks the configuration "
-        f"tried next; it is above the column if it was not among the {MAX_SHARES} most probable."
+        "the first trial and after each. Solid parts had been tried by then, hatched parts had not. The confidence "
+        "that no untried configuration is faster is the height of all solid parts together. A diamond marks the "
+        f"configuration tried next; it is above the column if it was not among the {MAX_SHARES} most probable."
     )
     alike = _common_dimensions(colours, data.dimensions)
     if alike:
