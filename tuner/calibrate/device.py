@@ -55,7 +55,7 @@ def calibrate_device(
     start_s = time.monotonic()
     setting = request.problem.setting
     device, device_type = _device_of(request)
-    _check_torch(request)
+    _check_torch(request.file)
     space = request.problem.space()
     if not len(space.grid):
         return None
@@ -170,23 +170,20 @@ def _device_of(request: StudyRequest) -> tuple[Device, DeviceType]:
     return device, "cpu" if device.is_processor else "cuda"
 
 
-def _check_torch(request: StudyRequest) -> None:
+def _check_torch(file: str) -> None:
     """Check that torch is installed."""
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
-            "needs torch, which is not installed",
-            file=request.file,
-            key="--device",
-            nearest="pip install 'meshtune[torch]'",
+            "needs torch, which is not installed", file=file, key="--device", nearest="pip install 'meshtune[torch]'"
         )
 
 
-def _start_benchmarks(request: StudyRequest, device_type: DeviceType, stack: ExitStack) -> DeviceBenchmarks:
+def _start_benchmarks(file: str, device_type: DeviceType, stack: ExitStack) -> DeviceBenchmarks:
     """Start ranks that measure; they stop when the stack is left."""
     try:
         processes = stack.enter_context(RankProcesses(TORCH_RANKS))
     except RanksLostError as error:
-        raise ConfigError(f"cannot start a process with torch: {error}", file=request.file, key="--device") from None
+        raise ConfigError(f"cannot start a process with torch: {error}", file=file, key="--device") from None
     return DeviceBenchmarks(processes=processes, device=device_type)
 
 

@@ -448,7 +448,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     if shardings is not None:
         from tuner.terminal.shardings import print_shardings
 
-        print_shardings(prepared.request, shardings)
+        print_shardings(prepared.request.file, shardings)
 
 
 app.command(short_help="Print the days, device-hours and cost of a whole training.")(cli_estimate.estimate)

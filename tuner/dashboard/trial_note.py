@@ -14,7 +14,7 @@ from tuner.dashboard.study_note import STATUS_WORDS
 from tuner.report.sections.accuracy import relative_error
 from tuner.report.words import MISSING, gibibytes, percent, plural, seconds
 from tuner.storage.record import TrialRecord
-from tuner.study_file.request import StudyRequest
+from tuner.study_file.request import StudyRequest, TrialOptions
 from tuner.subject.ability import Ability
 from tuner.subject.problem import Problem
 from tuner.terminal.console import in_words
@@ -48,7 +48,7 @@ def trial_note(
     """
     role = _role(record, reference)
     return paragraphs(
-        f"### {_headline(request, record)}",
+        f"### {_headline(request.trials, record)}",
         code(in_words(record.params)) + (f", {role}" if role else ""),
         _proxy(record),
         _reason(record),
@@ -90,10 +90,10 @@ def _role(record: TrialRecord, reference: Reference | None) -> str:
     return reference.in_words if reference is not None and record.params == reference.values else ""
 
 
-def _headline(request: StudyRequest, record: TrialRecord) -> str:
+def _headline(trials: TrialOptions, record: TrialRecord) -> str:
     if record.step_time_s is None:
         return _status(record)
-    return f"{seconds(record.step_time_s)} per step, {request.trials.backend.source_in_words}"
+    return f"{seconds(record.step_time_s)} per step, {trials.backend.source_in_words}"
 
 
 def _proxy(record: TrialRecord) -> str:

@@ -51,7 +51,7 @@ def render_costs_page(request: StudyRequest, found: CostComparison) -> str:
         section("offers", "Clusters and sizes", tag("div", _table(request.problem, found), class_="scroll")),
         *([section("without", "What does not fit", _without(found))] if not all(o.fits for o in found.offers) else []),
     )
-    body = tag("body", header, main, tag("footer", _footer(request)), tag("script", DRAW_SCRIPT))
+    body = tag("body", header, main, tag("footer", _footer(request.file)), tag("script", DRAW_SCRIPT))
     page = tag("html", head_of(f"{request.name}: costs"), body, lang="en")
     return concatenate(Html("<!DOCTYPE html>\n"), page, "\n")
 
@@ -216,8 +216,8 @@ def _without(found: CostComparison) -> Html:
     return tag("div", tag("table", tag("tbody", *rows)), class_="scroll")
 
 
-def _footer(request: StudyRequest) -> str:
+def _footer(file: str) -> str:
     return (
-        f"Written by Meshtune from {request.file}. Steps are predicted; restarts, evaluation and checkpoints are not "
+        f"Written by Meshtune from {file}. Steps are predicted; restarts, evaluation and checkpoints are not "
         "counted, nor are the cooling and losses of the building."
     )

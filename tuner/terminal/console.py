@@ -173,7 +173,7 @@ def _print_use(prepared: Prepared, chosen: ParallelConfig) -> None:
 
     shardings = prepared.problem.subject.shardings(chosen, prepared.request.name)
     if shardings is not None:
-        print_shardings(prepared.request, shardings)
+        print_shardings(prepared.request.file, shardings)
         return
     export_config, what = exporter_for(prepared.problem.setting.runtime)
     say(f"{what}:")
