@@ -24,6 +24,7 @@ from tuner.export.parts import (
     describe_uneven_work,
     export_flags,
     layers_of_parts,
+    without_experts,
 )
 from tuner.export.sequences import megatron_sequences
 
@@ -193,7 +194,7 @@ def _context(setting: Setting, config: ParallelConfig) -> Part:
 def experts(setting: Setting, config: ParallelConfig) -> Part:
     """Return the flags of expert parallelism, including the tensor parallel degree of the experts."""
     if not setting.job.model.is_moe:
-        note = f"ep: {config.ep} has no effect, because the model has no experts"
+        note = without_experts(config)
         return Part(notes=(note,) if config.ep > 1 else ())
     flags = (
         f"--expert-model-parallel-size {config.ep}",

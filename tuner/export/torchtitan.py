@@ -16,7 +16,15 @@ from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.parts import Part, closing_notes, describe_uneven_work, export_flags, layers_of_parts
+from tuner.export.parts import (
+    Part,
+    closing_notes,
+    describe_uneven_work,
+    export_flags,
+    layers_of_parts,
+    num_micro_batches,
+    without_experts,
+)
 from tuner.export.sequences import torchtitan_sequences
 from tuner.export.torchtitan_flags import (
     CP,
@@ -85,11 +93,6 @@ def torchtitan_parts(setting: Setting, config: ParallelConfig) -> list[Part]:
         _precision(setting),
         _recompute(setting, config),
     ]
-
-
-def num_micro_batches(setting: Setting, config: ParallelConfig) -> int:
-    """Return the number of micro-batches of a step on each replica."""
-    return max(setting.job.global_batch_size // (config.dp * config.mbs), 1)
 
 
 def shards_of(config: ParallelConfig) -> int:
@@ -183,7 +186,7 @@ def _context(config: ParallelConfig) -> Part:
 
 def _experts(setting: Setting, config: ParallelConfig) -> Part:
     if not setting.job.model.is_moe:
-        note = f"ep: {config.ep} has no effect, because the model has no experts"
+        note = without_experts(config)
         return Part(notes=(note,) if config.ep > 1 else ())
     ranks = shards_of(config) * config.cp * config.up * config.tp
     note = f"ep: {config.ep} must divide dp_shard*cp*tp = {ranks}, the ranks that torchtitan assigns to experts"
