@@ -13,15 +13,14 @@ from __future__ import annotations
 import importlib.util
 from abc import abstractmethod
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from costmodels.job.layer_change import LayerChange
 from costmodels.job.parallel_config import HAND, ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from trials.backend import Clock, HostNeeds, Observation, OnStart, OnStep
+from trials.backend import Clock, HostNeeds, Observation, OnStart, OnStep, TrialAbility
 from trials.jax_training.rank_plan import GraphStep, StepWork
 from trials.jax_training.rank_watch import watch_ranks
 from trials.processor_time import num_cores
@@ -139,11 +138,12 @@ class JaxBackend(StepOptions, AbstractJaxBackend):
     cores: int = field(default_factory=num_cores)
     hang_limit_s: float = 600.0
 
-    def with_layer_changes(self, changes: tuple[LayerChange, ...]) -> JaxBackend:  # noqa: ARG002 # the contract's
-        """Return this backend, whose trials plan their own steps where their configuration names a plan."""
-        return self
+    @property
+    def abilities(self) -> frozenset[TrialAbility]:
+        """Abilities of trials: real training of sharding plans and of proxy jobs."""
+        return frozenset({TrialAbility.TRAINING, TrialAbility.PLANS, TrialAbility.PROXIES})
 
-    def reduced(self, to: Reduction) -> JaxBackend:
+    def reduced(self, to: Reduction) -> Self:
         """Return the backend that trains the proxy job on fewer hosts, by the same clock."""
         return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster), chosen_clock=self.clock)
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 import importlib.util
 from abc import abstractmethod
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from costmodels.job.layer_change import LayerChange
 from costmodels.job.parallel_config import HAND, ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from trials.backend import Clock, HostNeeds, Observation, OnStart, OnStep
+from trials.backend import Clock, HostNeeds, Observation, OnStart, OnStep, TrialAbility
 from trials.processor_time import num_cores
 from trials.rank_backend import AbstractRankBackend
 from trials.ranks.contract import AbstractRanks, RankSetup
@@ -172,21 +171,17 @@ class TorchBackend(TrainingOptions, AbstractTorchBackend):
         """Memory of the smallest device on CPUs [bytes]; GPUs have limits of their own."""
         return min(device.memory_bytes for device in self.cluster.devices) if self.device == "cpu" else None
 
-    def reduced(self, to: Reduction) -> TorchBackend | None:
-        """Return the backend that trains the proxy job on fewer hosts; None if ranks execute sharding plans.
+    @property
+    def abilities(self) -> frozenset[TrialAbility]:
+        """Abilities of trials: real training, of sharding plans or else of proxy jobs.
 
         Candidates of a smaller job may have several micro-batches, which no plan of a step has.
         """
-        if self.planner is not None:
-            return None
-        return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster))
+        return frozenset({TrialAbility.TRAINING, TrialAbility.PROXIES if self.planner is None else TrialAbility.PLANS})
 
-    def with_layer_changes(
-        self,
-        changes: tuple[LayerChange, ...],  # noqa: ARG002 # the contract's
-    ) -> TorchBackend | None:
-        """Return this backend, whose planned trials plan their own steps; None where it trains with its modules."""
-        return None if self.planner is None else self
+    def reduced(self, to: Reduction) -> Self:
+        """Return the backend that trains the proxy job on fewer hosts."""
+        return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster))
 
     def plan(self, config: ParallelConfig) -> RankPlan:
         """Return the work of each rank in a trial."""

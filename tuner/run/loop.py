@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from optuna.trial import TrialState, create_trial
 
+from trials.backend import TrialAbility
 from trials.on_ray.executor import RayExecutor
 from tuner.answers.reference import keep_baseline, reference_among
 from tuner.forecast.planned_candidates import as_stored
@@ -109,7 +110,9 @@ def run_study(
             ledger = Ledger(Tasks(prepared=prepared, sampler=sampler), held, stored)
             budgets = RunBudgets(
                 ledger=ledger,
-                spending=Spending(request.search, occupies_devices=request.trials.backend.trains),
+                spending=Spending(
+                    request.search, occupies_devices=TrialAbility.TRAINING in request.trials.backend.abilities
+                ),
                 reports=StepReports(study=ledger.study, pruner=make_pruner(prepared.problem))
                 if request.search.prune
                 else None,

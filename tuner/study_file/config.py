@@ -21,7 +21,7 @@ from hardware.io.config_file import parse_yaml, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, shown_url
 from hardware.price_file import Prices
 from hardware.trace_file import read_trace
-from trials.backend import AbstractBackend, Observation, Status
+from trials.backend import AbstractBackend, Observation, Status, TrialAbility
 from trials.knobs.knob import Knob, today_of
 from trials.trial_keys import AbstractTrialKeys, StudyParts
 from tuner.plans.layer_planning import LayerPlanning
@@ -35,7 +35,7 @@ from tuner.study_file.named_storages import HistoryEntry, history_of, storage_of
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.proxy_keys import proxy_options
 from tuner.study_file.request import Economics, HistoryOptions, StudyRequest, TrialOptions
-from tuner.study_file.space_options import runnable_options
+from tuner.study_file.space_options import runnable_options, with_free_memory
 from tuner.study_file.storage_address import StorageAddress
 from tuner.study_file.study_keys import LONGEST_NAME, PlannerKeys, SearchOptions, StudyKeys
 from tuner.study_file.subject import choose_subject
@@ -123,8 +123,8 @@ def _resolve(
     _check_knobs(keys, knobs, backend)
     options = chosen.options
     current = subject.current(keys.current, options)
-    if keys.limits.free_memory is not None:
-        options = replace(options, memory_headroom=keys.limits.free_memory)
+    options, renamed = with_free_memory(options, keys.space, keys.limits, paths.named)
+    notes += renamed
     options = runnable_options(keys.space, options, backend, current, cluster)
     planning = _resolved_planning(chosen.planning, keys.planner, backend, subject)
     objective, prices = _objective(keys, subject), under("cost", lambda: build_prices(keys.cost, base_dir))
@@ -176,7 +176,7 @@ def _knobs_of(entries: Entries, catalog: KnobCatalog | None, subject: AbstractSu
 
 def _check_knobs(keys: StudyKeys, knobs: Sequence[Knob], backend: AbstractBackend) -> None:
     """Check that the study's trials can set knobs, and run each at full size."""
-    if knobs and not backend.takes_knobs:
+    if knobs and TrialAbility.KNOBS not in backend.abilities:
         raise ConfigError(
             "need trials that can set them",
             key="space.knobs",
@@ -233,9 +233,9 @@ def _resolved_planning(
     chosen: LayerPlanning, keys: PlannerKeys, backend: AbstractBackend, subject: AbstractSubject
 ) -> LayerPlanning:
     """Return the planner of layers; under `auto` it is the plan by hand unless trials and framework run others."""
-    if chosen.is_auto and not (backend.runs_plans and subject.setting.runtime.runs_plans):
+    if chosen.is_auto and not (TrialAbility.PLANS in backend.abilities and subject.setting.runtime.runs_plans):
         return LayerPlanning()
-    if backend.runs_plans or chosen.name == "megatron":
+    if TrialAbility.PLANS in backend.abilities or chosen.name == "megatron":
         return chosen
     raise ConfigError(
         "needs trials that run plans, because others shard layers as Megatron does",
@@ -255,7 +255,7 @@ def _current_observation(keys: StudyKeys, backend: AbstractBackend) -> Observati
         return None
     if keys.current is None:
         raise ConfigError("needs `current`, the configuration that was measured", key="measured")
-    if not backend.trains or backend.clock != "wall":
+    if TrialAbility.TRAINING not in backend.abilities or backend.clock != "wall":
         raise ConfigError(
             "needs trials that train for real: a step of your cluster compares with no simulated or replayed one",
             key="measured",
@@ -342,8 +342,9 @@ def _search(keys: SearchOptions, backend: AbstractBackend, objective: tuple[str,
     If trials train for real, the fastest configurations are measured again, because replication costs less than a wrong
     answer. A baseline is tried first, unless the study has a current configuration.
     """
-    repeats = keys.repeats if keys.repeats is not None else USUAL_REPEATS if backend.trains else 0
-    baseline = backend.trains if keys.baseline is None else keys.baseline
+    trains = TrialAbility.TRAINING in backend.abilities
+    repeats = keys.repeats if keys.repeats is not None else USUAL_REPEATS if trains else 0
+    baseline = trains if keys.baseline is None else keys.baseline
     known = {"repeats": repeats, "baseline": baseline}
     return keys.model_copy(update=known if objective == (STEP_TIME,) else known | {"prune": False, "repeats": 0})
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
+from costmodels.job.optimizers import DEFAULT_OPTIMIZER, OptimizerName
 from hardware.io.config_file import DocumentedModel
 from trials.registry import DEFAULT_TRIAL, TrialKeys
 from trials.trial_keys import PositiveInt
@@ -54,7 +55,7 @@ class JobKeys(DocumentedModel):
     precision: Literal["bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32"] = "bf16"
     """Number format of the matrix products."""
 
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: OptimizerName = DEFAULT_OPTIMIZER
     """Optimizer, which determines the states of each parameter."""
 
     declare_keys(vars(), JOB_CHOICES)
@@ -86,10 +87,10 @@ class SpaceKeys(DocumentedModel):
     without: list[str] = Field(default_factory=list)
     """Names of rules that are switched off; `meshtune space FILE` lists the rules that removed candidates."""
 
-    memory_headroom: Share = 0.08
-    """Share of each device's memory that must stay free. A candidate is dropped only if it is unlikely to keep that
-    much free under every runtime profile, given the errors of predicted memory; if the study's own was fitted to peaks
-    of your cluster, that one alone decides.
+    memory_headroom: Share | None = None
+    """Old name of `limits.free_memory`. Under this name the share holds for predictions only.
+
+    Default: `limits.free_memory`
     """
 
     declare_keys(vars(), SPACE_LISTS)
@@ -332,7 +333,7 @@ class StudyKeys(DocumentedModel):
     """
 
     limits: Limits = Limits()
-    """Limits of the whole training: a deadline and a budget. Memory that must stay free is `space.memory_headroom`.
+    """Limits of the whole training: a deadline, a budget, and the memory that must stay free.
 
     Default: none
     """

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from costmodels.job.parallel_config import HAND, ParallelConfig
-from costmodels.job.proxy_job import Reduction
 from hardware.cluster import Cluster
 from trials.jax_training.backend import AbstractJaxBackend, ClockChoice
 from trials.jax_training.rank_plan import StepWork
@@ -45,6 +44,3 @@ class OwnStepBackend(StepOptions, AbstractJaxBackend):
             memory_bytes=min(device.memory_bytes for device in self.cluster.devices),
             clock=self.clock,
         )
-
-    def reduced(self, to: Reduction) -> None:
-        """Return None, because the user's function has one size."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from costmodels.job.parallel_config import HAND, ParallelConfig
-from costmodels.job.proxy_job import Reduction
 from hardware.cluster import Cluster
 from trials.own_step import OwnStepPlans
 from trials.processor_time import num_cores
@@ -45,9 +44,6 @@ class OwnTorchBackend(StepOptions, AbstractTorchBackend):
     @property
     def launch_limit_bytes(self) -> None:
         """No limit: ranks first import and trace the user's program, and then limit what training takes."""
-
-    def reduced(self, to: Reduction) -> None:
-        """Return None, because a user's step has no smaller form."""
 
     def plan(self, config: ParallelConfig) -> OwnRankPlan:
         """Return the work of each rank in a trial."""
