@@ -308,11 +308,6 @@ class AbstractBackend(ABC):
         return False
 
     @property
-    def runs_stage_degrees(self) -> bool:
-        """Whether trials can give the stages of a pipeline tensor degrees of their own."""
-        return False
-
-    @property
     def takes_knobs(self) -> bool:
         """Whether trials can set the knobs of a study, settings beside the layout; see trials/knobs/."""
         return False

@@ -25,7 +25,7 @@ from trials.command.host_program import HostPlan, UserCommand
 from trials.command.knob_files import TrialFile
 from trials.command.log_pattern import StepSize
 from trials.command.log_watch import Wanted, watch_log
-from trials.command.placeholders import KNOBS, hosts_of, names_in, values_of, variables_in
+from trials.command.placeholders import KNOBS, hosts_of, values_of, variables_in
 from trials.command.slurm.job_program import JobPlan
 from trials.command.slurm.jobs import SlurmJobs, job_plan
 from trials.command.slurm.queue import cancel_named, check_programs
@@ -96,12 +96,6 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     def leaves_hosts_idle(self) -> bool:
         """Whether trials can run on some hosts: if the command reaches them by itself, or as a job of Slurm."""
         return self.launch == "once" or self.slurm is not None
-
-    @property
-    def runs_stage_degrees(self) -> bool:
-        """Whether trials can give stages tensor degrees of their own: if the command itself reads the assignment."""
-        texts = (*self.arguments, *(text or "" for _, text in self.environment))
-        return self.flags is None and any("assignment" in names_in(text) for text in texts)
 
     @property
     def wants_hosts_alone(self) -> bool:

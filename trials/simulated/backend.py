@@ -142,11 +142,6 @@ class SimulatedBackend(AbstractBackend):
         """Whether trials can run on some hosts: the world is simulated on any of them."""
         return True
 
-    @property
-    def runs_stage_degrees(self) -> bool:
-        """Whether trials can give stages tensor degrees of their own: the world has them."""
-        return True
-
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
         """Return the number of steps, which is equal for every configuration."""
         return self.num_steps
