@@ -365,7 +365,7 @@ def estimate_memory(
     return MemoryEstimate(peak_bytes=np.asarray(sum(parts.values())), parts_bytes=parts, capacity_bytes=capacity)
 
 
-def stage_memory(setting: Setting, config: ParallelConfig, *, schedule: str = "1f1b") -> MemoryEstimate:
+def stage_memory(setting: Setting, config: ParallelConfig) -> MemoryEstimate:
     """Estimate the peak memory of every stage of one configuration [pp]."""
     grid = ConfigGrid.from_configs([config])
     # Every stage becomes a kind of its own, so that none is merged with its equals.
@@ -376,7 +376,7 @@ def stage_memory(setting: Setting, config: ParallelConfig, *, schedule: str = "1
     passes = Passes.of(setting.job, setting.runtime, shapes, has_recomputed=grid.has_recomputed)
     num_micro_batches = busiest_micro_batches(setting.job, grid)
     pipeline = replace(pipeline, stages=stages)
-    needed = _compute_needs(setting, passes, pipeline, grid, shape_of, num_micro_batches, schedule)
+    needed = _compute_needs(setting, passes, pipeline, grid, shape_of, num_micro_batches, "1f1b")
     parts = {part: np.broadcast_to(needed.get(part, 0.0), (config.pp, 1))[:, 0] for part in MEMORY_PARTS}
     return MemoryEstimate(
         peak_bytes=np.asarray(sum(parts.values())),

@@ -90,6 +90,22 @@ def test_order_decides_and_not_the_lock(path):
     assert find_study(StorageAddress.parse(f"journal:///{path}"), "kept").user_attrs == {"owner": "first"}
 
 
+def test_a_lock_that_was_taken_away_loses_no_entry(path, monkeypatch):
+    """A writer that was taken for dead, and whose lock somebody has removed, writes its entry without an error."""
+    fsync, lock = os.fsync, path.with_name(f"{path.name}.lock")
+
+    def flush(file):
+        lock.unlink(missing_ok=True)
+        fsync(file)
+
+    study = find_study(StorageAddress.parse(f"journal:///{path}"), "kept")
+    monkeypatch.setattr(os, "fsync", flush)
+    study.set_user_attr("slow", 1)
+    monkeypatch.undo()
+
+    assert plain(path).user_attrs == {"slow": 1}
+
+
 def test_a_broken_journal_is_refused_in_one_message(path):
     """A line in the middle that is no entry, a folder that is missing, and a file that may not be written are told."""
     lines = path.read_text().splitlines()
