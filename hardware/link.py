@@ -191,13 +191,13 @@ def combine_links(links: tuple[Link, ...], *, members: int = 2) -> Link:
     )
 
 
-def detour(links: tuple[Link, ...], *, members: int = 2) -> Link | None:
+def detour(links: tuple[Link, ...]) -> Link | None:
     """Combine the links that another transfer may use while one is on the `combine_links` links; None without any.
 
     Links exclude each other only within one transfer (the source of `combine_links`): two transfers may use one each.
     """
-    _, excluded = _working_and_excluded(links, members)
-    return combine_links(tuple(excluded), members=members) if excluded else None
+    _, excluded = _working_and_excluded(links, 2)
+    return combine_links(tuple(excluded), members=2) if excluded else None
 
 
 def _working_and_excluded(links: tuple[Link, ...], members: int) -> tuple[list[Link], list[Link]]:
@@ -265,11 +265,6 @@ def link_kind(name: str) -> LinkKind:
     """
     kinds = _kinds()
     return kinds.get(spelling_key(name.split("+", maxsplit=1)[0]), kinds[OTHER])
-
-
-def link_kind_names() -> tuple[str, ...]:
-    """Return the catalog's kinds of links, without aliases, in its order."""
-    return tuple(_catalog().kinds)
 
 
 def link_spellings() -> tuple[str, ...]:

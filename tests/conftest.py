@@ -33,7 +33,6 @@ LONG = (
     "tests/integration/ray/test_watch_ray.py",
     "tests/unit/tuner/run/test_proxy_study.py",
     "tests/integration/benchmarks/test_referee.py",
-    "tests/integration/benchmarks/test_rank_faults.py",
     "tests/integration/project/test_documented_commands.py",
 )
 """Files with tests that take longest: they begin, so that no process is left alone with one of them at the end."""

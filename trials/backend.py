@@ -281,8 +281,6 @@ class TrialAbility(StrEnum):
     """Setting the knobs of a study, settings beside the layout; see trials/knobs/."""
     IDLE_HOSTS = "idle hosts"
     """Running on some of the cluster's hosts, those that a configuration lists."""
-    STAGE_DEGREES = "stage degrees"
-    """Giving the stages of a pipeline tensor degrees of their own."""
 
 
 class AbstractBackend(ABC):

@@ -1,13 +1,13 @@
-"""Measure what idle hosts and tensor degrees of stages gain on ten mixed clusters, in the event simulator.
+"""Measure what idle hosts gain on ten mixed clusters, in the event simulator.
 
     python -m benchmarks.judges.mixed_clusters [--cases N] [--json]
 
-Each cluster has two kinds of hosts with eight devices each. Three searches look for the fastest layout: with uneven
-layers and any order of all hosts, with hosts that may be idle as well, and with a tensor degree for each kind of hosts.
-Gains are over the first search, in simulated steps. `answer` compares the fastest candidates by the closed form, which
-is what `meshtune best` prints before any trial. `best of 6` lets the simulator choose among the six fastest candidates
-of the first search, and for a gain among six more of the other one. Batches are four sequences of 2,048 tokens per
-device, in fp16, and the runtime is Megatron-LM's (with FlagScale's meshes for the degrees of stages).
+Each cluster has two kinds of hosts with eight devices each. Two searches look for the fastest layout: with uneven
+layers and any order of all hosts, and with hosts that may be idle as well. Gains are over the first search, in
+simulated steps. `answer` compares the fastest candidates by the closed form, which is what `meshtune best` prints
+before any trial. `best of 6` lets the simulator choose among the six fastest candidates of the first search, and for a
+gain among six more of the other one. Batches are four sequences of 2,048 tokens per device, in fp16, and the runtime is
+Megatron-LM's.
 """
 
 from __future__ import annotations
@@ -33,11 +33,7 @@ from tuner.space.enumeration import SpaceOptions, build_space, setting_for
 
 SEQUENCE_LENGTH, BATCH_PER_DEVICE = 2048, 4
 SIMULATED = 6
-PARTS = {
-    "all hosts": ("layers", "hosts"),
-    "idle hosts": ("layers", "hosts", "idle_hosts"),
-    "degrees": ("layers", "hosts", "stage_tp"),
-}
+PARTS = {"all hosts": ("layers", "hosts"), "idle hosts": ("layers", "hosts", "idle_hosts")}
 """Parts of the work that each search may make uneven."""
 
 
@@ -123,11 +119,10 @@ def row_of(case: Case) -> dict[str, Any]:
     timed = {name: simulated(setting, fastest(setting, parts)) for name, parts in PARTS.items()}
     base = timed["all hosts"]
     row: dict[str, Any] = {"cluster": case.name, "all hosts [s]": base[0][0]}
-    for name in ("idle hosts", "degrees"):
-        best_s, chosen = min((*timed[name], *base))
-        row[f"{name}: answer"] = base[0][0] / timed[name][0][0]
-        row[f"{name}: best of {SIMULATED}"] = min(base)[0] / best_s
-        row[f"{name}: best"] = chosen
+    best_s, chosen = min((*timed["idle hosts"], *base))
+    row["idle hosts: answer"] = base[0][0] / timed["idle hosts"][0][0]
+    row[f"idle hosts: best of {SIMULATED}"] = min(base)[0] / best_s
+    row["idle hosts: best"] = chosen
     return row
 
 

@@ -84,7 +84,8 @@ def ranks(_: Path) -> Iterator[Figure]:
         space, ranked = ask("space", study, *options), ask("rank", study, "--top", ALL, *options)
         assert ranked["status"] == 0, f"an example study has candidates, but {ranked['messages']}"
         rows = ranked["answer"]["configs"]
-        full = [ask("predict", study, "--config", _config(row), *options) for row in _spread(rows, 5)]
+        layouts = [_config(row).replace(",assignment=", ",").rstrip(",") for row in _spread(rows, 5)]
+        full = [ask("predict", study, "--config", layout, *options) for layout in layouts]
         shown = [f"{_config(row)} {row['step_time_s']!r} {row['peak_memory_bytes']!r}" for row in rows[:count]]
         yield Figure(
             name=" ".join((name, *changes)),

@@ -300,7 +300,7 @@ _MOE_FIELDS = (
 _MLA_FIELDS = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
-def check_count(value: object, *, key: str, minimum: int = 1, most: int = MAX_COUNT, file: str | None = None) -> int:
+def check_count(value: object, *, key: str, minimum: int = 1, most: int = MAX_COUNT) -> int:
     """Return `value` if it is a whole number in the range of sizes.
 
     Raises:
@@ -308,7 +308,7 @@ def check_count(value: object, *, key: str, minimum: int = 1, most: int = MAX_CO
     """
     if isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= most:
         return value
-    raise ConfigError(f"must be a whole number from {minimum} to {most}", key=key, value=value, file=file)
+    raise ConfigError(f"must be a whole number from {minimum} to {most}", key=key, value=value)
 
 
 def _check_types(spec: ModelSpec) -> None:

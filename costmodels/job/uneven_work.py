@@ -1,4 +1,4 @@
-"""Uneven work: layers and tensor degrees of each stage, micro-batches of each replica, and the order of hosts.
+"""Uneven work: layers of each stage, micro-batches of each replica, and the order of hosts.
 
 An assignment belongs to a configuration beside its degrees. An empty field leaves its part to the runtime: layers and
 micro-batches in equal shares, all hosts in the cluster's order. Hosts that a list of hosts leaves out are idle.
@@ -25,15 +25,12 @@ class Assignment:
         recomputed: Layers of each virtual stage that the backward pass runs again in full [pp * vpp]; the others follow
             the configuration's `recompute`.
         micro_batches: Micro-batches of each data parallel replica [dp].
-        stage_tp: Tensor parallel degree of each stage [pp], with data parallel replicas to match; see
-            costmodels/step/pipeline/stage_degrees.py.
         hosts: Hosts of the cluster in the order in which ranks count them [hosts]; those left out are idle.
     """
 
     layers: tuple[int, ...] = ()
     recomputed: tuple[int, ...] = ()
     micro_batches: tuple[int, ...] = ()
-    stage_tp: tuple[int, ...] = ()
     hosts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -100,7 +100,7 @@ def mesh_of(text: str, cluster: Cluster, *, option: str = "--mesh") -> DeviceMes
         ConfigError: The text has another form, or the cluster cannot hold the mesh.
     """
     axes = axes_of(text, option=option, most=cluster.num_devices)
-    return mesh_on(axes, cluster, option=option)
+    return mesh_on(axes, cluster, option="mesh")
 
 
 def axes_of(text: str, *, option: str, most: int | None = None) -> dict[str, int]:
@@ -144,28 +144,25 @@ def mesh_on(axes: Mapping[str, int], cluster: Cluster, *, option: str) -> Device
     return DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=cluster)
 
 
-def mesh_from(
-    mesh: DeviceMesh | Mapping[str, int] | str, cluster: Cluster | str, *, option: str = "mesh"
-) -> DeviceMesh:
+def mesh_from(mesh: DeviceMesh | Mapping[str, int] | str, cluster: Cluster | str) -> DeviceMesh:
     """Return the mesh for any form in which a caller may give it.
 
     Args:
         mesh: A finished mesh, or its axes with the slowest first, as a mapping or as text such as `data=2,model=4`.
         cluster: Cluster to place axes on: an object, or a catalog name for as few of its hosts as the mesh can fill.
-        option: Name of the option in error messages.
 
     Raises:
         ConfigError: The mesh has another form, the cluster is unknown, or the cluster cannot hold the mesh.
     """
     if isinstance(mesh, DeviceMesh):
         return mesh
-    axes = axes_of(mesh, option=option) if isinstance(mesh, str) else dict(mesh)
+    axes = axes_of(mesh, option="mesh") if isinstance(mesh, str) else dict(mesh)
     for name, size in axes.items():
         if not isinstance(name, str) or not isinstance(size, int) or size < 1:
             rule, nearest = "must have named axes of at least one device", "for example {'data': 2, 'model': 4}"
-            raise ConfigError(rule, key=option, value={name: size}, nearest=nearest)
+            raise ConfigError(rule, key="mesh", value={name: size}, nearest=nearest)
     if isinstance(cluster, str):
         # The smallest number of hosts whose devices are a multiple of the mesh's.
         num_devices, host = math.prod(axes.values()), find_cluster(cluster)
         cluster = find_cluster(cluster, num_devices // math.gcd(num_devices, host.num_devices))
-    return mesh_on(axes, cluster, option=option)
+    return mesh_on(axes, cluster, option="mesh")

@@ -7,13 +7,10 @@ simulated, and the rest is what the longer one takes more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
-from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_s, kernel_s
 from costmodels.simulator.simulated_step import PricedStep, imbalance_s, price_step
 from costmodels.simulator.stage_prices import price_operators
 from costmodels.simulator.steady_state import repetition_s
@@ -35,16 +32,7 @@ def is_worth_simulating(cluster: Cluster) -> bool:
     return cluster.has_unlike_links or shares_adapters
 
 
-def simulated_times_s(
-    setting: Setting,
-    grid: ConfigGrid,
-    at: IntArray,
-    *,
-    memory: MemoryEstimate,
-    kernel_time: KernelTime = kernel_s,
-    collective_time: CollectiveTime = collective_s,
-    on_done: Callable[[int], object] = lambda _: None,
-) -> FloatArray:
+def simulated_times_s(setting: Setting, grid: ConfigGrid, at: IntArray, *, memory: MemoryEstimate) -> FloatArray:
     """Simulate a step of each chosen configuration; return the step times [s], [k].
 
     Args:
@@ -52,20 +40,16 @@ def simulated_times_s(
         grid: Configurations [n].
         at: Positions of the configurations to simulate [k].
         memory: Memory of all configurations [n].
-        kernel_time: Model of a kernel's time.
-        collective_time: Model of a collective's time.
-        on_done: Function that is told how many configurations are done.
     """
     found = np.empty(len(at))
     configs = [grid.config(position) for position in at.tolist()]
-    prices = price_operators(setting, configs, kernel_time)
-    waits_s = imbalance_s(setting, grid.take(at), kernel_time=kernel_time, collective_time=collective_time)
+    prices = price_operators(setting, configs)
+    waits_s = imbalance_s(setting, grid.take(at))
     for number, config in enumerate(configs):
-        step = price_step(setting, config, prices=prices, collective_time=collective_time)
+        step = price_step(setting, config, prices=prices)
         makespan_s = _makespan_s(step)
         overhead_s = step.overhead_s(makespan_s, memory.take(at[[number]]))
         found[number] = (makespan_s + overhead_s) * step.unexplained + waits_s[number]
-        on_done(number + 1)
     return found
 
 

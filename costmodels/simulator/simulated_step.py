@@ -36,7 +36,6 @@ from costmodels.step.layer_residuals import layer_residual
 from costmodels.step.memory.peak import MemoryEstimate
 from costmodels.step.overheads import overhead_s
 from costmodels.step.pipeline.passes import SPLIT_BACKWARD, PassOrder, pass_order
-from costmodels.step.pipeline.stage_degrees import widest_variant
 from costmodels.step.replicas import ReplicaKind, replica_kinds
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
@@ -87,7 +86,7 @@ class PricedStep:
 
     def run(self, orders: Sequence[PassOrder]) -> tuple[StepTasks, Timeline]:
         """Run the tasks of one step."""
-        tasks = StepTasks(self.setting.runtime, widest_variant(self.config), self.stages, orders)
+        tasks = StepTasks(self.setting.runtime, self.config, self.stages, orders)
         return tasks, run(tasks.graph, [1.0] * len(tasks.resources), self.setting.runtime.overlap_efficiency)
 
     def overhead_s(self, makespan_s: float, memory: MemoryEstimate | None) -> float:
@@ -143,9 +142,7 @@ def price_step(
     # Replicas may get unequal numbers of micro-batches; each kind has an order of its own.
     even = setting.job.global_batch_size // (config.dp * config.mbs)
     micro_batches = np.array(config.assignment.micro_batches or (even,) * config.dp, dtype=np.int64)
-    # If stages have tensor degrees of their own, replicas are those of the stages with the largest.
-    widest = widest_variant(config)
-    kinds = replica_kinds(setting.cluster, widest, micro_batches[: widest.dp])
+    kinds = replica_kinds(setting.cluster, config, micro_batches)
     stages = stage_works(
         setting,
         config,

@@ -34,7 +34,6 @@ from costmodels.step.changed_layers import change_of
 from costmodels.step.launches import beyond_device_s, hops_launch_s, issue_s
 from costmodels.step.pipeline.passes import Kind
 from costmodels.step.pipeline.schedules import chunk_of_layer, moe_layers
-from costmodels.step.pipeline.stage_degrees import slices_between, stage_variants, variants_of_stages
 from costmodels.step.pipeline.transfers import hop_collectives, transfer_collectives
 from costmodels.step.placement import Groups, local_parameters, place_replica
 from costmodels.step.replicas import ReplicaKind
@@ -63,39 +62,17 @@ def stage_works(
 ) -> tuple[tuple[StageWork, ...], ...]:
     """Compute the work of every stage in every kind of replicas [k][p].
 
-    The cluster's hosts must be in the order of the ranks. If stages have tensor degrees of their own, the kinds are
-    those of the replicas with the largest.
+    The cluster's hosts must be in the order of the ranks.
     """
-    builders = [
-        _Builder(setting, variant, splits_backward, prices, collective_time)
-        for variant in stage_variants(config).values()
-    ]
-    number, degrees = variants_of_stages(config), config.assignment.stage_tp or (config.tp,) * config.pp
-    widest = max(degrees)
-
-    def work_of(kind: ReplicaKind, stage: int) -> StageWork:
-        # A replica of the widest stages holds several replicas of a stage with a smaller degree; the first stands for
-        # them, and the slowest device for those of all.
-        inside = replace(kind, replicas=tuple(replica * (widest // degrees[stage]) for replica in kind.replicas))
-        work = builders[number[stage]].stage(inside, stage)
-        ahead, back = (slices_between(degrees[stage], degrees[to % config.pp]) for to in (stage + 1, stage - 1))
-        if ahead == back == 1:
-            return work
-        return replace(work, forward_hop=work.forward_hop.sliced(ahead), backward_hop=work.backward_hop.sliced(back))
-
-    return tuple(tuple(work_of(kind, stage) for stage in range(config.pp)) for kind in kinds)
+    builder = _Builder(setting, config, splits_backward, prices, collective_time)
+    return tuple(tuple(builder.stage(kind, stage) for stage in range(config.pp)) for kind in kinds)
 
 
 def price_operators(
     setting: Setting, configs: Iterable[ParallelConfig], kernel_time: KernelTime = kernel_s
 ) -> OperatorPrices:
     """Price the operators of all stages of some configurations."""
-    variants = [
-        own
-        for config in configs
-        for variant in stage_variants(config).values()
-        for own in _recompute_variants(variant).values()
-    ]
+    variants = [own for config in configs for own in _recompute_variants(config).values()]
     return OperatorPrices(setting.job, setting.runtime, variants, kernel_time)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from costmodels.simulator.pass_program import INSIDE, Piece, Program
 from costmodels.step.pipeline.passes import Kind
@@ -31,11 +31,6 @@ class Message:
     def scaled(self, share: float) -> Message:
         """Return a message that takes a share of the duration and the latency."""
         return Message(seconds=share * self.seconds, latency_s=share * self.latency_s, link=self.link)
-
-    def sliced(self, slices: int) -> Message:
-        """Return a message that is sent in several slices, one after the other."""
-        further_s = (slices - 1) * self.latency_s
-        return replace(self, seconds=self.seconds + further_s, latency_s=self.latency_s + further_s)
 
 
 NO_MESSAGE = Message(seconds=0.0)

@@ -1,4 +1,4 @@
-"""Energy of one optimizer step, from the parts of its predicted time and the power of the cluster's hosts.
+"""Mean power during an optimizer step, from the parts of its predicted time and the power of the cluster's hosts.
 
 Devices compute during the parts `compute` and `optimizer` of a step, and wait during all others: exposed communication,
 bubbles, launches of the host. On unlike devices the parts are those of the whole step, so that all devices have one
@@ -47,9 +47,3 @@ def mean_power_w(
             return None
         power_w[at] = waiting_w + (busy_w - waiting_w) * share[at] + idle_w
     return power_w
-
-
-def step_energy_j(cluster: Cluster, grid: ConfigGrid, estimate: StepEstimate) -> FloatArray | None:
-    """Return the energy of each step on a cluster that stays powered on [J], [n]; None where a limit is unknown."""
-    power_w = mean_power_w(cluster, grid, estimate)
-    return None if power_w is None else power_w * estimate.step_time_s

@@ -21,11 +21,9 @@ from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.layer_residuals import layer_residual
 from costmodels.step.memory.peak import MemoryEstimate
 from costmodels.step.overheads import overhead_s
-from costmodels.step.pipeline.stage_degrees import has_unlike_stages
 from costmodels.step.pipeline.stage_pricing import StagePricing, step_parts_s, sum_of
 from costmodels.step.pipeline.transfers import hops_of
 from costmodels.step.pipeline.unequal_micro_batches import excess_of
-from costmodels.step.pipeline.unlike_degrees import unlike_parts_s
 from costmodels.step.pipeline.unlike_stages import UnlikePasses, timed_parts_s, unlike_passes
 from costmodels.step.placement import pipelines, place
 from costmodels.step.replicas import ReplicaRows, even_rows, replica_rows
@@ -72,17 +70,8 @@ def estimate_step(
     # estimate stays.
     for hosts, at in grid.by_host_order():
         ordered = setting.cluster.reordered(hosts)
-        has_degrees = has_unlike_stages(grid.take(at))
-        if has_degrees.any():
-            unlike = at[has_degrees]
-            of_unlike = None if memory is None else memory.take(unlike)
-            parts = unlike_parts_s(replace(setting, cluster=ordered), grid.take(unlike), prices, of_unlike)
-            step_time_s[unlike] = sum_of(parts.values())
-            for part, own in parts.items():
-                breakdown[part][unlike] = own
-        alike = at[~has_degrees]
-        for rows in replica_rows(setting.job, ordered, grid.take(alike)):
-            chosen = alike[rows.at]
+        for rows in replica_rows(setting.job, ordered, grid.take(at)):
+            chosen = at[rows.at]
             of_chosen = None if memory is None else memory.take(chosen)
             parts = _parts_s(replace(setting, cluster=ordered), grid.take(chosen), rows, prices, of_chosen)
             seconds = sum_of(parts.values())

@@ -138,11 +138,6 @@ class KnobDraws:
             total += design.known[layouts, codes[:, knob]] * is_set[:, knob]
         return total
 
-    @property
-    def probably_idle(self) -> FloatArray:
-        """Share of the draws in which each knob does nothing [j]."""
-        return np.asarray((self.scales == 0).mean(axis=0))
-
 
 def draw_effects(
     designs: Sequence[KnobDesign],

@@ -72,11 +72,11 @@ class StepUncertainty:
     from_constants: Mapping[str, FloatArray]
     from_cluster: float
 
-    def dominant(self, position: int, count: int = 3) -> tuple[tuple[str, float], ...]:
-        """Return the constants that contribute most to one configuration's error, largest first, with contributions."""
+    def dominant(self, position: int) -> tuple[tuple[str, float], ...]:
+        """Return the three constants that contribute most to one configuration's error, with contributions."""
         effects = {name: float(effect[position]) for name, effect in self.from_constants.items()}
         ordered = sorted(effects.items(), key=lambda entry: -entry[1])
-        return tuple((name, effect) for name, effect in ordered[:count] if effect > 0)
+        return tuple((name, effect) for name, effect in ordered[:3] if effect > 0)
 
 
 def step_uncertainty(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstimate) -> StepUncertainty:

@@ -96,7 +96,9 @@ ROOMS: dict[str, set[str]] = {
         "tuner.forecast",
         "tuner.answers",
     },
-    "tuner.calibrate": {"tuner.space", "tuner.search", "tuner.study_file", "tuner.storage", "tuner.subject"},
+    "tuner.calibrate": {
+        *("tuner.space", "tuner.search", "tuner.study_file", "tuner.storage", "tuner.subject", "tuner.forecast")
+    },
     "tuner.run": {
         "tuner.forecast",
         "tuner.economics",

@@ -20,6 +20,7 @@ from trials.torch_training.benchmarks.messages import Refusal, Timing
 from trials.torch_training.rank_setup import TORCH_RANKS
 from tuner.calibrate.calibration_plan import Wanted, calibration_plan, calls_of
 from tuner.calibrate.device_results import CalibrationProgress, DeviceCalibration, OnProgress
+from tuner.forecast.prepared import Prepared
 from tuner.search.earlier_runs import IsolatedSample
 from tuner.storage.history.isolated import keep_isolated, read_isolated
 from tuner.storage.history.tables import METADATA, make_tables
@@ -56,13 +57,13 @@ def calibrate_device(
     setting = request.problem.setting
     device, device_type = _device_of(request)
     _check_torch(request.file)
-    space = request.problem.space()
+    space = Prepared(request=request, problem=request.problem).space
     if not len(space.grid):
         return None
     limit_s = DEFAULT_SECONDS[device_type] if seconds is None else seconds
     with ExitStack() as stack:
         # Starting ranks takes seconds and is not needed if all calls are known already: start them at first use.
-        benchmarks = cache(partial(_start_benchmarks, request, device_type, stack))
+        benchmarks = cache(partial(_start_benchmarks, request.file, device_type, stack))
         most_ranks, notes = _count_ranks(request, device, benchmarks)
         calls = calls_of(setting, space.grid, space.memory, most_ranks=most_ranks)
         plan = calibration_plan(calls.wanted, limit_s)

@@ -108,7 +108,7 @@ def plan(
         str | None,
         Option(
             metavar="TARGET",
-            help="Also export the plan to jax, shardy, torch, megatron or mindspore; see --out.",
+            help="Also export the plan to jax, shardy, torch or megatron; see --out.",
             autocompletion=cli_completion.plan_forms,
         ),
     ] = None,

@@ -62,12 +62,13 @@ def space(
 ) -> None:
     """Count the configurations that can work, and explain why the others cannot."""
     from costmodels.job.parallel_config import parse_config
+    from tuner.forecast.prepared import Prepared
     from tuner.forecast.stored_subject import restore_subject
 
     request = load(study, overrides)
     chosen = None if why is None else parse_config(why, request.problem.subject.defaults, option="--why")
     restore_subject(request, lambda: StoredStudies(request.storage).look(request.name))
-    found = request.problem.space()
+    found = Prepared(request=request, problem=request.problem).space
     if chosen is None:
         warn(found.warnings)
     payload: dict[str, Any] = {"grid": found.num_before_memory, "feasible": len(found.grid), "removed": found.removed}

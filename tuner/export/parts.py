@@ -141,11 +141,6 @@ def describe_uneven_work(setting: Setting, config: ParallelConfig, *, framework:
         launch = f"launch on {nodes}, without the other {idle}; " if idle else ""
         listed = f"{numbers_in_words(work.hosts)} ({', then '.join(order)})"
         notes.append(f"hosts: {launch}assign node ranks in the order {listed}")
-    if len(set(work.stage_tp)) > 1:
-        notes.append(
-            f"stage_tp: {framework} has one tensor degree for all stages; {numbers_in_words(work.stage_tp)} is "
-            "predicted and simulated only (`--to flagscale` writes it)"
-        )
     if work.recomputed:
         notes.append(f"recomputed: {framework} {recomputed.format(most=max(work.recomputed))}")
     if work.micro_batches:

@@ -12,7 +12,6 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.sharding.exports.jax_specs import Spec, jax_specs
 from costmodels.sharding.exports.megatron_template import MegatronParallelism, megatron_parallelism
-from costmodels.sharding.exports.mindspore_strategies import NOT_CUT, mindspore_strategies
 from costmodels.sharding.exports.torch_placements import torch_placements
 from costmodels.sharding.plan import Plan
 from hardware.io.errors import ConfigError, did_you_mean
@@ -134,7 +133,7 @@ def _export_shardy(source: PlanSource) -> PlanExport:
             "is only for plans of JAX functions, which are lowered to StableHLO",
             key="--export",
             value="shardy",
-            nearest="use --jax, or export to jax, megatron, mindspore or torch",
+            nearest="use --jax, or export to jax, megatron or torch",
         )
     text = source.stablehlo
     lines = [line.strip() for line in text.splitlines()]
@@ -175,46 +174,13 @@ def _export_torch(source: PlanSource) -> PlanExport:
     )
 
 
-def _export_mindspore(source: PlanSource) -> PlanExport:
-    strategies = mindspore_strategies(source.plan)
-    content = strategies.to_json()
-    moved = [
-        each
-        for each in strategies.operators
-        if any(cut != NOT_CUT for tensor in (*each.inputs, *each.outputs) for cut in tensor.layout)
-    ]
-    return PlanExport(
-        target="mindspore",
-        content=content,
-        text=_format_file(content),
-        lines=(
-            f"MindSpore: Layout({strategies.device_matrix}, {strategies.alias_name}), {len(strategies.operators):,} "
-            f"operators, {len(moved):,} of them sharded",
-            *_format_rows(
-                [
-                    (
-                        each.op,
-                        f"{tuple(tensor.strategy for tensor in each.inputs)} to "
-                        f"{tuple(tensor.strategy for tensor in each.outputs)}",
-                    )
-                    for each in moved
-                ]
-            ),
-        ),
-        notes=(
-            "mindspore: written according to its documentation, but never executed",
-            *_broken_notes("MindSpore", strategies.broken),
-        ),
-    )
-
-
 def _export_megatron(source: PlanSource) -> PlanExport:
     if source.candidate is None:
         raise ConfigError(
             "is only for plans of a study's model; Megatron-LM trains no other programs",
             key="--export",
             value="megatron",
-            nearest="jax, mindspore, shardy or torch",
+            nearest="jax, shardy or torch",
         )
     setting, config = source.candidate
     try:
@@ -285,7 +251,6 @@ def _spec_in_words(spec: Spec) -> str:
 PLAN_EXPORTERS: dict[str, Callable[[PlanSource], PlanExport]] = {
     "jax": _export_jax,
     "megatron": _export_megatron,
-    "mindspore": _export_mindspore,
     "shardy": _export_shardy,
     "torch": _export_torch,
 }

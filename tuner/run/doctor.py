@@ -89,6 +89,6 @@ def findings_of_machine() -> Iterator[Finding]:
         )
 
 
-def _some(numbers: list[int], most: int = 10) -> str:
+def _some(numbers: list[int]) -> str:
     """Return the first of some numbers in words."""
-    return ", ".join(map(str, numbers[:most])) + (" ..." if len(numbers) > most else "")
+    return ", ".join(map(str, numbers[:10])) + (" ..." if len(numbers) > 10 else "")

@@ -22,7 +22,6 @@ from costmodels.job.runtime import CONSTANTS, RuntimeProfile, other_runtimes
 from costmodels.job.setting import Setting
 from costmodels.simulator.leaders import LEADERS, is_worth_simulating, simulated_times_s
 from costmodels.step.memory.peak import estimate_memory
-from costmodels.step.pipeline.stage_degrees import has_unlike_stages
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.error_terms import step_terms
 from costmodels.surrogates.hypotheses import (
@@ -115,11 +114,10 @@ def initial_posterior(
     if learned:
         fitted = [(under(setting, learned.runtime), at) for setting, at in every]
         history = FittedHistory(predicted=_predict_parts(fitted, grid), groups=learned.groups, trust=learned.trust)
-    # operators are composed in one setting on one kind of device only, for all hosts and one tensor degree
+    # operators are composed in one setting on one kind of device only, for all hosts
     operators, proxies = None, None
     cluster = parts[0][0].setting.cluster
-    is_apart = leaves_hosts_idle(cluster, grid) | has_unlike_stages(grid)
-    if len(parts) == 1 and len(cluster.devices) == 1 and not is_apart.any():
+    if len(parts) == 1 and len(cluster.devices) == 1 and not leaves_hosts_idle(cluster, grid).any():
         fitted_study = under(parts[0][0], learned.runtime) if learned else parts[0][0]
         setting = fitted_study.setting
         proxies = ProxyPosterior(measured=parts[0][0], fitted=fitted_study)

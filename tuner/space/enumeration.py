@@ -35,7 +35,6 @@ from costmodels.step.changed_layers import shape_keys
 from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory.peak import MemoryEstimate, estimate_memory
 from costmodels.step.memory.plausible import may_fit_under_any
-from costmodels.step.pipeline.stage_degrees import stage_tp_error, stage_variants
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import IntArray
 from hardware.cluster import Cluster
@@ -335,25 +334,6 @@ def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> Con
     return concatenate([grid, best, found.take(np.sort(order[MOST_PROVEN:]))])
 
 
-def with_stage_degrees(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> ConfigGrid:
-    """Append the configurations with a tensor degree for each of two kinds of hosts that are about as fast as the best.
-
-    Args:
-        setting: Job, cluster and runtime.
-        options: Options of the study for its space.
-        grid: Candidates with one degree on all stages.
-    """
-    from tuner.planners.pipeline.stage_degrees import plan_stage_degrees  # noqa: PLC0415 # few studies ask for it
-
-    even = grid.take(np.flatnonzero(grid.assignment == 0))
-    found = plan_stage_degrees(setting, even, options.uneven, memory_headroom=options.memory_headroom)
-    if not len(found):
-        return grid
-    best_s = float(_fastest(setting, options, grid, 1)[1].min(initial=math.inf))
-    unlike, seconds = _fastest(setting, options, found, MOST_KEPT)
-    return concatenate([grid, unlike.take(seconds < FARTHEST * best_s)])
-
-
 def with_fewer_hosts(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> ConfigGrid:
     """Append the configurations that leave hosts idle and are predicted to be about as fast as the best one, or faster.
 
@@ -413,7 +393,7 @@ def with_planned_layers(setting: Setting, grid: ConfigGrid) -> ConfigGrid:
 
 def broken_rules(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> dict[str, str]:
     """Return every rule in force that `config` breaks, with its reason."""
-    columns, there = _columns(setting, config), setting_on_hosts(setting, config)
+    columns, there = _columns(config), setting_on_hosts(setting, config)
     broken = {
         rule.name: rule.reason(there)
         for rule in active_rules(setting, options)
@@ -452,7 +432,7 @@ def assignment_error(setting: Setting, config: ParallelConfig) -> str | None:
         ),
         (any(host >= hosts for host in given.hosts), f"hosts must name some of the {hosts} hosts, from 0 on"),
     )
-    return next((reason for is_wrong, reason in checks if is_wrong), stage_tp_error(job, config))
+    return next((reason for is_wrong, reason in checks if is_wrong), None)
 
 
 def why_not(setting: Setting, options: SpaceOptions, config: ParallelConfig) -> dict[str, str]:
@@ -472,17 +452,16 @@ def launchable(setting: Setting, config: ParallelConfig) -> bool:
     needed = ("devices", "global_batch", "ep_within_stage", "dp_shard_within_dp")
     if assignment_error(setting, config):
         return False
-    columns, there = _columns(setting, config), setting_on_hosts(setting, config)
+    columns, there = _columns(config), setting_on_hosts(setting, config)
     return all(RULES[name].keep(there, columns).all() for name in needed) and (
         config.pp <= setting.padded_layers and max(setting.job.model.num_experts, 1) % config.ep == 0
     )
 
 
-def _columns(setting: Setting, config: ParallelConfig) -> Columns:
-    """Return the codes of a configuration, a row for the degrees of each of its stages that differ."""
-    rows = [config] if stage_tp_error(setting.job, config) else list(stage_variants(config).values())
+def _columns(config: ParallelConfig) -> Columns:
+    """Return the codes of a configuration, one row."""
     return {
-        name: np.array([dimension.code_of(getattr(row, name)) for row in rows], dtype=np.int64)
+        name: np.array([dimension.code_of(getattr(config, name))], dtype=np.int64)
         for name, dimension in SEARCHED.items()
     }
 
@@ -506,8 +485,6 @@ def build_space(
         on_all = replace(options, uneven=tuple(part for part in options.uneven if part != IDLE_HOSTS))
         if on_all.uneven and len(grid):
             grid = with_plans(setting, on_all, grid)
-        if "stage_tp" in on_all.uneven and len(grid):
-            grid = with_stage_degrees(setting, on_all, grid)
         if IDLE_HOSTS in options.uneven:
             grid = with_fewer_hosts(setting, on_all, grid)
         if len(grid):

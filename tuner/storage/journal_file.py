@@ -1,6 +1,6 @@
-"""File of a journal: one JSON object a line, only ever appended to, in the format of Optuna's journal files.
+"""File of a journal: Optuna's, one JSON object a line, only ever appended to.
 
-It adds three things to Optuna's own backend, which can read these files too:
+Optuna's own backend reads and writes it, and can read what three additions leave in it:
 
 - An entry may have a condition, `only_if`: an attribute of a study must hold this text at the entry's place in the
   file. All readers see one order, so they all agree on which entries took effect. The lock keeps writers from mixing
@@ -15,12 +15,12 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from optuna.storages.journal import BaseJournalBackend, JournalFileSymlinkLock
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from hardware.io.errors import quote_value
 from tuner.storage.store import Condition
@@ -44,25 +44,33 @@ class JournalError(Exception):
     """File that cannot be read or written; the message says why."""
 
 
-class JournalFile(BaseJournalBackend):
-    """Journal file at a path; `create` makes it.
+class JournalFile(JournalFileBackend):
+    """Journal file at a path, which is created if it does not exist.
 
     Attributes:
         batch: Name of the last transaction.
     """
 
     def __init__(self, path: Path) -> None:
-        # absolute: the lock is a link beside the journal, and one that points nowhere has no age
-        self._path = path.absolute()
-        self._lock = JournalFileSymlinkLock(str(self._path))
+        self._path = path
         self._joined: list[Entry] | None = None
         self._condition: Condition | None = None
         self.batch = ""
-        self._start()
+        self._forget()
+        with _file_errors():
+            is_new = not path.exists()
+            # absolute: the lock is a link beside the journal, and one that points nowhere has no age
+            super().__init__(str(path.absolute()), _MendingLock(str(path.absolute())))
+            if is_new:
+                _flush_folder(path.absolute().parent)
+            with path.open("rb") as file:
+                begins_well = _BEGINNING.startswith(file.read(len(_BEGINNING)))
+        if not begins_well:  # a text of one line, say, which mending would overwrite
+            raise _no_entry(1, path)
 
-    def _start(self) -> None:
+    def _forget(self) -> None:
         """Forget what was read."""
-        self._number, self._offset = 0, 0
+        self._number = 0
         self._attributes: dict[tuple[int, str], Any] = {}
         self._dropped: set[str] = set()
 
@@ -71,29 +79,25 @@ class JournalFile(BaseJournalBackend):
     def read_logs(self, log_number_from: int) -> Generator[Entry, None, None]:
         """Return the entries from a number on, each as it took effect."""
         if log_number_from != self._number:
-            self._start()
-        for entry in self._unread():
-            if self._number > log_number_from:
-                yield entry
+            self._forget()
+        with _file_errors():
+            for entry in self._unread():
+                self._number += 1
+                effect = self._apply(entry)
+                if self._number > log_number_from:
+                    yield effect
 
     def append_logs(self, logs: list[Entry]) -> None:
         """Write entries, on the disk when this returns; in a transaction they wait for its end."""
         if self._joined is None:
-            self._append(logs)
+            with _file_errors():
+                super().append_logs(logs)
             return
         self._joined += logs
         if any(log["op_code"] == CREATE_TRIAL for log in logs):  # its number is read back at once
             self._flush()
 
     # What Optuna lacks
-
-    def create(self) -> None:
-        """Create the file if it does not exist."""
-        with _file_errors():
-            is_new = not self._path.exists()
-            os.close(os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666))
-            if is_new:
-                _flush_folder(self._path.parent)
 
     @contextmanager
     def together(self, condition: Condition) -> Iterator[None]:
@@ -111,43 +115,25 @@ class JournalFile(BaseJournalBackend):
         """Return whether a batch that has been read since it was appended did not take effect."""
         return batch in self._dropped
 
-    def append_if(self, condition: Condition, entry: Entry) -> str:
-        """Write one entry under a condition; return its batch."""
-        batch = uuid.uuid4().hex
-        self._append([_add_condition(entry, condition, batch)])
-        return batch
-
     def _flush(self) -> None:
         """Write the gathered entries of the transaction."""
-        assert self._joined is not None
         assert self._condition is not None
-        self._append([_add_condition(entry, self._condition, self.batch) for entry in self._joined])
+        wanted = {"study_id": self._condition.study_id, "key": self._condition.key, "text": self._condition.text}
+        entries = [{**entry, "only_if": wanted, "batch": self.batch} for entry in self._joined or ()]
+        self._joined = None
+        if entries:
+            self.append_logs(entries)
         self._joined = []
 
-    def _append(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        if not entries:
-            return
-        text = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in entries).encode()
-        with _file_errors():
-            self._lock.acquire()
-            try:
-                _mend_torn_end(self._path)
-                _write(self._path, text)
-            finally:
-                with suppress(RuntimeError):  # somebody took us for dead and has removed it
-                    self._lock.release()
-
     def _unread(self) -> Iterator[Entry]:
-        """Yield the entries behind those that were read, each as it takes effect; position and state move along."""
-        with _file_errors(), self._path.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return  # somebody is writing it, or died over it
-                entry = _parse_entry(line, self._number + 1, self._path)
-                self._number += 1
-                self._offset += len(line)
-                yield self._apply(entry)
+        """Yield the entries behind those that were read."""
+        try:
+            for entry in super().read_logs(self._number):
+                if not (isinstance(entry, dict) and "op_code" in entry):
+                    raise _no_entry(self._number + 1, self._path)
+                yield entry
+        except (ValueError, RecursionError):
+            raise _no_entry(self._number + 1, self._path) from None
 
     def _apply(self, entry: Entry) -> Entry:
         """Return the entry, or NOTHING if its condition does not hold; keep the attributes that it sets."""
@@ -168,31 +154,37 @@ class JournalFile(BaseJournalBackend):
         return bool(text == wanted["text"])
 
 
+class _MendingLock(JournalFileSymlinkLock):
+    """Optuna's lock of a journal, whose holder finds no torn end."""
+
+    def acquire(self) -> bool:
+        """Take the lock, as Optuna does, and mend the file's end."""
+        super().acquire()
+        try:
+            _mend_torn_end(self._lock_target_file)
+        except BaseException:
+            self.release()
+            raise
+        return True
+
+    def release(self) -> None:
+        """Give the lock back; nothing is wrong if somebody took us for dead and has removed it."""
+        with suppress(RuntimeError):
+            super().release()
+
+
 def rows_in(path: Path) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows in an existing journal, from the entries that took effect, in their order."""
-    file = JournalFile(path)
-    for entry in file.read_logs(0):
+    for entry in JournalFile(path).read_logs(0):
         if "rows" in entry:
             yield entry["rows"]
 
 
-def _add_condition(entry: Mapping[str, Any], condition: Condition, batch: str) -> Entry:
-    only_if = {"study_id": condition.study_id, "key": condition.key, "text": condition.text}
-    return {**entry, "only_if": only_if, "batch": batch}
+def _no_entry(number: int, path: Path) -> JournalError:
+    return JournalError(f"line {number} of {path} is no entry of a journal")
 
 
-def _parse_entry(line: bytes, number: int, path: Path) -> Entry:
-    """Return the entry of a line."""
-    try:
-        entry = json.loads(line)
-        if isinstance(entry, dict) and "op_code" in entry:
-            return entry
-    except (ValueError, RecursionError):
-        pass
-    raise JournalError(f"line {number} of {path} is no entry of a journal")
-
-
-def _mend_torn_end(path: Path) -> None:
+def _mend_torn_end(path: str) -> None:
     """Turn a torn last line into an entry that means nothing.
 
     It writes in place, and always the same bytes at the same place. So nothing behind it is lost, even if somebody else
@@ -202,8 +194,6 @@ def _mend_torn_end(path: Path) -> None:
     try:
         end = os.fstat(file).st_size
         start = _start_of_last_line(file, end)
-        if start == 0 and not _BEGINNING.startswith(os.pread(file, len(_BEGINNING), 0)):
-            raise JournalError(f"{path} is no journal")  # a text of one line, say, which mending would overwrite
         if start < end:
             nothing = json.dumps(NOTHING, separators=(",", ":")).encode()
             os.pwrite(file, nothing.ljust(end - start - 1) + b"\n", start)
@@ -221,18 +211,6 @@ def _start_of_last_line(file: int, end: int) -> int:
             return before + found + 1
         at = before
     return 0
-
-
-def _write(path: Path, text: bytes) -> None:
-    """Append a text to the file, and flush it to the disk."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND)
-    try:
-        left = memoryview(text)
-        while left:
-            left = left[os.write(file, left) :]
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -24,7 +24,6 @@ class JournalStore(AbstractStore):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = JournalFile(path)
-        self._file.create()
         self._own = OwnFile(path)
         with foreign_entries(path):
             self._storage = JournalStorage(self._file)  # which reads them all
@@ -47,10 +46,12 @@ class JournalStore(AbstractStore):
             "study_id": condition.study_id,
             "user_attr": {condition.key: value},
         }
-        self._own.check()
-        batch = self._file.append_if(condition, entry)
-        self._read()
-        return not self._file.was_dropped(batch)
+        try:
+            with self.together(condition):
+                self._file.append_logs([entry])
+        except OvertakenError:
+            return False
+        return True
 
     @contextmanager
     def together(self, condition: Condition) -> Iterator[None]:

@@ -21,13 +21,11 @@ from tuner.study_file.study_keys import SpaceKeys
 def find_uneven(keys: SpaceKeys, cluster: Cluster, runtime: RuntimeProfile) -> tuple[str, ...]:
     """Return the kinds of work that may be uneven: the study's, or on unlike hosts all that the runtime supports.
 
-    A framework whose node ranks may be assigned to hosts in any order may also get fewer hosts. Of the frameworks with
-    Megatron-LM's rules, FlagScale alone has tensor degrees of stages, so that a study asks for them.
+    A framework whose node ranks may be assigned to hosts in any order may also get fewer hosts.
     """
     supported = (*runtime.uneven, IDLE_HOSTS) if "hosts" in runtime.uneven else runtime.uneven
     if keys.assignment is None:
         return supported if cluster.is_mixed else ()
-    supported = (*supported, "stage_tp") if runtime.rule_set == "megatron" else supported
     for part in keys.assignment:
         if part not in supported:
             raise ConfigError(
@@ -158,15 +156,6 @@ def runnable_options(
         ConfigError: the study asks for layouts that its trials cannot run, or the current configuration is one.
     """
     asked = keys.assignment or ()
-    if TrialAbility.STAGE_DEGREES not in backend.abilities and (
-        "stage_tp" in asked or (current and current.assignment.stage_tp)
-    ):
-        raise ConfigError(
-            "has tensor degrees of stages, which trials of this study cannot run",
-            key="space.assignment" if "stage_tp" in asked else "current.assignment",
-            value="stage_tp",
-            nearest="trial.backend: simulated, or a command without trial.flags that reads {assignment}",
-        )
     if TrialAbility.IDLE_HOSTS in backend.abilities:
         return options
     if IDLE_HOSTS in asked:

@@ -102,13 +102,11 @@ class SpaceKeys(DocumentedModel):
     Default: none
     """
 
-    assignment: list[Literal["layers", "recomputed", "micro_batches", "stage_tp", "hosts", "idle_hosts"]] | None = None
+    assignment: list[Literal["layers", "recomputed", "micro_batches", "hosts", "idle_hosts"]] | None = None
     """Work that may be uneven: `layers` and `recomputed` layers of each virtual stage, `micro_batches` of each replica,
-    the tensor degree of each stage (`stage_tp`, see [tensor degrees of
-    stages](unlike-devices.md#tensor-degrees-of-stages)), the order of `hosts`, and `idle_hosts`: [hosts left
-    out](unlike-devices.md#idle-hosts). `[]` keeps work even.
+    the order of `hosts`, and `idle_hosts`: [hosts left out](unlike-devices.md#idle-hosts). `[]` keeps work even.
 
-    Default: on unlike hosts all kinds that the runtime supports but `stage_tp`, on like hosts none
+    Default: on unlike hosts all kinds that the runtime supports, on like hosts none
     """
 
 

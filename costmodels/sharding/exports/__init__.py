@@ -1,1 +1,1 @@
-"""Write sharding plans for JAX, torch's DTensor, MindSpore and Megatron-LM."""
+"""Write sharding plans for JAX, torch's DTensor and Megatron-LM."""

@@ -36,7 +36,6 @@ from costmodels.operators.layer_operators import (
 )
 from costmodels.step.error_models import MemoryErrorModel
 from costmodels.step.pipeline.schedules import stage_in_flight
-from costmodels.step.pipeline.stage_degrees import by_stage, has_unlike_stages, stage_variants, variants_of_stages
 from costmodels.step.placement import (
     Pipeline,
     StageKinds,
@@ -360,32 +359,14 @@ def estimate_memory(
     for hosts, at in grid.by_host_order():
         # Configurations with one order of hosts are estimated together, on the cluster in that order.
         ordered = setting.cluster.reordered(hosts)
-        is_unlike = has_unlike_stages(grid.take(at))
-        for position in at[is_unlike].tolist():
-            one = _fullest_of(stage_memory(setting, grid.config(position), schedule=schedule), stage)
-            for part, values in parts.items():
-                values[position] = one.parts_bytes[part][0]
-            capacity[position] = one.capacity_bytes[0]
-        alike = at[~is_unlike]
-        if not len(alike):
-            continue
-        own = grid if len(alike) == len(grid) else grid.take(alike)
+        own = grid if len(at) == len(grid) else grid.take(at)
         for part, values in _parts_bytes(replace(setting, cluster=ordered), own, stage, schedule).items():
-            (capacity if part == _CAPACITY else parts[part])[alike] = values
+            (capacity if part == _CAPACITY else parts[part])[at] = values
     return MemoryEstimate(peak_bytes=np.asarray(sum(parts.values())), parts_bytes=parts, capacity_bytes=capacity)
 
 
-def stage_memory(setting: Setting, config: ParallelConfig, *, schedule: str = "1f1b") -> MemoryEstimate:
+def stage_memory(setting: Setting, config: ParallelConfig) -> MemoryEstimate:
     """Estimate the peak memory of every stage of one configuration [pp]."""
-    if config.assignment.stage_tp:
-        # every stage needs what it needs in its variant
-        every = [stage_memory(setting, one, schedule=schedule) for one in stage_variants(config).values()]
-        number = variants_of_stages(config)
-        return MemoryEstimate(
-            peak_bytes=by_stage([one.peak_bytes for one in every], number),
-            parts_bytes={part: by_stage([one.parts_bytes[part] for one in every], number) for part in MEMORY_PARTS},
-            capacity_bytes=by_stage([one.capacity_bytes for one in every], number),
-        )
     grid = ConfigGrid.from_configs([config])
     # Every stage becomes a kind of its own, so that none is merged with its equals.
     ordered = setting.cluster.reordered(config.assignment.hosts)
@@ -395,20 +376,13 @@ def stage_memory(setting: Setting, config: ParallelConfig, *, schedule: str = "1
     passes = Passes.of(setting.job, setting.runtime, shapes, has_recomputed=grid.has_recomputed)
     num_micro_batches = busiest_micro_batches(setting.job, grid)
     pipeline = replace(pipeline, stages=stages)
-    needed = _compute_needs(setting, passes, pipeline, grid, shape_of, num_micro_batches, schedule)
+    needed = _compute_needs(setting, passes, pipeline, grid, shape_of, num_micro_batches, "1f1b")
     parts = {part: np.broadcast_to(needed.get(part, 0.0), (config.pp, 1))[:, 0] for part in MEMORY_PARTS}
     return MemoryEstimate(
         peak_bytes=np.asarray(sum(parts.values())),
         parts_bytes=parts,
         capacity_bytes=stages.smallest([float(device.memory_bytes) for device in ordered.devices]),
     )
-
-
-def _fullest_of(of_stages: MemoryEstimate, stage: WhichStage) -> MemoryEstimate:
-    """Return the estimate of the fullest stage, or of the first or the last one [1]."""
-    share = of_stages.peak_bytes / of_stages.capacity_bytes
-    at = {"first": 0, "last": len(share) - 1}.get(stage, int(share.argmax()))
-    return of_stages.take(np.array([at]))
 
 
 _CAPACITY = "capacity"

@@ -28,12 +28,10 @@ from costmodels.step.memory.peak import (
     LayerActivations,
     Passes,
     busiest_micro_batches,
-    estimate_memory,
     probability_of_fit,
     training_states,
 )
 from costmodels.step.pipeline.schedules import stage_in_flight
-from costmodels.step.pipeline.stage_degrees import has_unlike_stages
 from costmodels.step.placement import StageKinds, pipelines
 from hardware.arrays import FloatArray, IntArray
 
@@ -57,15 +55,8 @@ def may_fit_under_any(
     runtimes = [setting.predicted_by(profile).runtime for profile in profiles]
     for hosts, at in grid.by_host_order():
         ordered = replace(setting, cluster=setting.cluster.reordered(hosts))
-        is_unlike = has_unlike_stages(grid.take(at))
-        for profile in profiles if is_unlike.any() else ():
-            # there are few of them, so that no bound is worth while
-            memory = estimate_memory(setting.predicted_by(profile), grid.take(at[is_unlike]))
-            fits[at[is_unlike]] |= memory.may_fit(headroom, memory_error_of(profile))
-        alike = at[~is_unlike]
-        if len(alike):
-            own = grid if len(alike) == len(grid) else grid.take(alike)
-            fits[alike] = _may_fit(ordered, runtimes, own, headroom)
+        own = grid if len(at) == len(grid) else grid.take(at)
+        fits[at] = _may_fit(ordered, runtimes, own, headroom)
     return fits
 
 

@@ -79,44 +79,21 @@ def unlike_passes(
         if vpp > 1:
             whole = _of_chunks(stages, held, costs.take(chosen), whole)
         layers = held.blocks[:, [BLOCKS.index(Block.ATTENTION)]]
-        beside = beside_passes(setting.runtime, times, layers, vpp)
-        yield passes_of(pp, vpp, int(num_micro_batches[one]), at[chosen], whole, hops.take(chosen), beside)
+        own_hops = hops.take(chosen)
+        hop_s, hop_leaves_host = own_hops.ring_hops(pp)
+        timed = ChunkTimes(
+            forward_s=whole[0],
+            backward_s=whole[1],
+            hop_s=hop_s,
+            hop_leaves_host=hop_leaves_host,
+            begin_s=own_hops.begin_s / 2,
+            beside=_beside_passes(setting.runtime, times, layers, vpp),
+        )
+        of_one = int(num_micro_batches[one])
+        yield UnlikePasses(pp=pp, vpp=vpp, num_micro_batches=of_one, at=at[chosen], times=timed)
 
 
-def passes_of(
-    pp: int,
-    vpp: int,
-    num_micro_batches: int,
-    at: IntArray,
-    passes_s: Sequence[FloatArray],
-    hops: Hops,
-    beside: BesidePasses,
-) -> UnlikePasses:
-    """Put the passes of configurations together with their messages and their traffic of weights.
-
-    Args:
-        pp: Number of stages.
-        vpp: Chunks per stage.
-        num_micro_batches: Number of micro-batches.
-        at: Positions of the configurations in the grid of all [k].
-        passes_s: Time of one micro-batch on each virtual stage, forward and backward [s], each [v, k].
-        hops: Messages between the stages.
-        beside: Traffic of weights beside the passes.
-    """
-    forward_s, backward_s = passes_s
-    hop_s, hop_leaves_host = hops.ring_hops(pp)
-    times = ChunkTimes(
-        forward_s=forward_s,
-        backward_s=backward_s,
-        hop_s=hop_s,
-        hop_leaves_host=hop_leaves_host,
-        begin_s=hops.begin_s / 2,
-        beside=beside,
-    )
-    return UnlikePasses(pp=pp, vpp=vpp, num_micro_batches=num_micro_batches, at=at, times=times)
-
-
-def beside_passes(runtime: RuntimeProfile, times: StageTimes, layers: FloatArray, vpp: int) -> BesidePasses:
+def _beside_passes(runtime: RuntimeProfile, times: StageTimes, layers: FloatArray, vpp: int) -> BesidePasses:
     """Divide the traffic of the weights of every stage among its chunks.
 
     Args:

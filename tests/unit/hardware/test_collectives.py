@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hardware.cluster_file import cluster_from_mapping, cluster_names, find_cluster
 from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, send_recv_s
 from hardware.group_links import GroupLinks
-from hardware.link import link_kind_names
+from hardware.link import link_spellings
 
 COLLECTIVES = (all_reduce_s, all_gather_s, reduce_scatter_s, all_to_all_s, send_recv_s)
 MB = 1e6
@@ -91,7 +91,7 @@ def test_crossing_hosts_is_never_faster(name, size):
 
 
 @given(
-    kinds=st.tuples(st.sampled_from(link_kind_names()), st.sampled_from(link_kind_names())),
+    kinds=st.tuples(st.sampled_from(link_spellings()), st.sampled_from(link_spellings())),
     bandwidths=st.tuples(st.floats(1, 1000), st.floats(1, 100)),
     times=st.floats(1, 10),
     shape=st.sampled_from([(1, 2), (1, 3), (1, 6), (2, 3), (1, 12), (6, 2), (3, 4), (2, 6)]),

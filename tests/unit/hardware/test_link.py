@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.link import Link, combine_links, is_misspelt_kind, link_kind, link_kind_names, link_spellings
+from hardware.link import Link, combine_links, is_misspelt_kind, link_kind, link_spellings
 
 
 def link(bandwidth, *, latency_s=1e-6, exclusive_group=None, mesh_peers=None, kind="test", efficiency=None):
@@ -25,7 +25,7 @@ links = st.builds(
     latency_s=st.floats(0, 1e-4),
     exclusive_group=st.sampled_from([None, "a", "b"]),
     mesh_peers=st.sampled_from([None, 1, 3, 7]),
-    kind=st.sampled_from(["test", *link_kind_names()]),
+    kind=st.sampled_from(["test", *link_spellings()]),
     efficiency=st.sampled_from([None, 0.3, 1.0]),
 )
 
@@ -57,7 +57,7 @@ def test_another_link_never_narrows_the_whole(parallel, extra, members):
     assert after <= sum(one.bandwidth_bytes_per_s for one in (*parallel, extra)) * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("name", link_kind_names())
+@pytest.mark.parametrize("name", link_spellings())
 def test_no_kind_carries_more_than_its_wires(name):
     """Every kind reaches a part of its nominal bandwidth, short messages a smaller part, and nothing is free."""
     kind = link_kind(name)

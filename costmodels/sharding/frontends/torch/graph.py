@@ -7,16 +7,12 @@ folded into other operators (`view_folding`), and unused operators are removed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-import torch
 
 from costmodels.sharding.frontends.flat_program import FlatBuilder, Kernel, alive
 from costmodels.sharding.frontends.rule_parts import Call, elementwise
 from costmodels.sharding.frontends.torch.flat import Flat
-from costmodels.sharding.frontends.torch.program import Argument, Loss, Program, trace_module
+from costmodels.sharding.frontends.torch.program import Argument, Program
 from costmodels.sharding.frontends.torch.shape_rules import VIEWS
 from costmodels.sharding.frontends.torch.view_folding import fold_views
 from costmodels.sharding.graph import INPUT, STATE, Graph, GraphBuilder, TensorKind
@@ -28,11 +24,6 @@ UPDATE = "adam"
 """Primitive of the update, which reads parameter, gradient and moments."""
 
 MOMENT_BYTES = 4.0
-
-
-def graph_of_torch(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = None) -> Graph:
-    """Return the graph of a module's training step; nothing is allocated or computed. See `program.traced`."""
-    return graph_of(trace_module(module, inputs, loss))
 
 
 def flatten(program: Program) -> tuple[Flat, list[int | None], list[Kernel]]:

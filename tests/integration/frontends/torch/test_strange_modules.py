@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from costmodels.sharding.frontends.torch.calls import Operand
-from costmodels.sharding.frontends.torch.graph import graph_of_torch
 from hardware.io.errors import ConfigError
+from tests.support.graphs.torch_graphs import graph_of_torch
 from tests.support.graphs.torch_halves import Case, are_close, halved
 
 

@@ -13,11 +13,11 @@ from benchmarks.zoo.torch_modules import FACTORIES, LLAMA_3_8B, SMALL, Decoder, 
 from costmodels.job.model_catalog import find_model
 from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.device_mesh import mesh_of
-from costmodels.sharding.frontends.torch.graph import graph_of_torch
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import CONSTANT, INPUT, STATE, TensorKind
 from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
+from tests.support.graphs.torch_graphs import graph_of_torch
 from tests.support.graphs.torch_variants import VARIANTS, Varied
 from tuner.planners.planning import PlannerOptions, plan_graph
 

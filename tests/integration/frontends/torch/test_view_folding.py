@@ -9,9 +9,9 @@ import torch
 from costmodels.sharding.dims import FactorKind
 from costmodels.sharding.frontends.rule_parts import Call
 from costmodels.sharding.frontends.torch.calls import bound, name_of
-from costmodels.sharding.frontends.torch.graph import graph_of_torch
 from costmodels.sharding.frontends.torch.rules import rule_of_call
 from costmodels.sharding.frontends.torch.view_folding import compose_rule
+from tests.support.graphs.torch_graphs import graph_of_torch
 from tests.support.graphs.torch_variants import Varied
 
 aten = torch.ops.aten

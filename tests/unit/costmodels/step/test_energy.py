@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.uneven_work import Assignment
 from costmodels.step.breakdown import BREAKDOWN
-from costmodels.step.energy import busy_share, mean_power_w, step_energy_j
+from costmodels.step.energy import busy_share, mean_power_w
 from costmodels.step.step_time import StepEstimate
 from hardware.cluster_file import cluster_from_mapping, find_cluster
 from hardware.power import cluster_power_w, idle_power_w
@@ -28,7 +28,7 @@ def test_a_step_costs_power_times_time_by_hand():
     estimate = step_of(compute=2.5, optimizer=0.5, bubble=0.6, tp=0.4)
 
     assert busy_share(estimate) == pytest.approx([0.75])
-    assert step_energy_j(find_cluster("dgx-h100"), ONE, estimate) == pytest.approx([3 * 8400 + 1 * 5600])
+    assert mean_power_w(find_cluster("dgx-h100"), ONE, estimate) * 4 == pytest.approx([3 * 8400 + 1 * 5600])
 
 
 @given(parts=st.dictionaries(st.sampled_from(BREAKDOWN), st.floats(0.01, 10), min_size=1))
@@ -44,7 +44,8 @@ def test_power_lies_between_waiting_and_computing(parts):
 def test_a_shorter_bubble_saves_less_energy_than_time():
     """Of two steps that compute as long, the one that waits less takes less energy, but by a smaller share."""
     long, short = step_of(compute=3, bubble=1), step_of(compute=3, bubble=0.5)
-    energies = [step_energy_j(find_cluster("dgx-h100"), ONE, each)[0] for each in (long, short)]
+    cluster = find_cluster("dgx-h100")
+    energies = [mean_power_w(cluster, ONE, each)[0] * each.step_time_s[0] for each in (long, short)]
 
     assert 3.5 / 4 < energies[1] / energies[0] < 1
 
@@ -61,6 +62,6 @@ def test_idle_hosts_count_while_they_stay_powered_on():
     assert kept - given_back == pytest.approx(idle_power_w(one))
 
 
-def test_no_limit_no_energy():
-    """Where the catalog has no power limit, the energy is unknown rather than zero."""
-    assert step_energy_j(find_cluster("trn2"), ONE, step_of(compute=1)) is None
+def test_no_limit_no_power():
+    """Where the catalog has no power limit, the power is unknown rather than zero."""
+    assert mean_power_w(find_cluster("trn2"), ONE, step_of(compute=1)) is None

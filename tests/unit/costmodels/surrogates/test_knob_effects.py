@@ -62,7 +62,7 @@ def test_draws_agree_with_the_enumerated_posterior():
     for at in range(len(designs)):
         of_values = drawn.of_values(at, np.zeros((4000, 1), dtype=np.int64))[:, 0]
         assert of_values.mean(axis=0) == pytest.approx(mean[at], abs=0.003)
-    assert drawn.probably_idle == pytest.approx(idle, abs=0.04)
+    assert (drawn.scales == 0).mean(axis=0) == pytest.approx(idle, abs=0.04)
 
 
 def test_without_trials_the_prior_is_drawn():
@@ -80,7 +80,7 @@ def test_without_trials_the_prior_is_drawn():
     )
     effect = drawn.of_values(0, np.zeros((4000, 1), dtype=np.int64))[:, 0, 1]
 
-    assert drawn.probably_idle[0] == pytest.approx(CHANCES[0], abs=0.03)
+    assert (drawn.scales == 0).mean(axis=0)[0] == pytest.approx(CHANCES[0], abs=0.03)
     assert abs(effect.mean()) < 0.003
     assert (effect == 0).mean() == pytest.approx(CHANCES[0], abs=0.03)
 
@@ -101,7 +101,7 @@ def test_a_knob_that_does_nothing_is_found_out():
     )
     effect = drawn.of_values(0, np.zeros((2000, 1), dtype=np.int64))[:, 0, 1]
 
-    assert drawn.probably_idle[0] > 0.75
+    assert (drawn.scales == 0).mean(axis=0)[0] > 0.75
     assert (np.abs(effect) > 0.01).mean() < 0.01
 
 

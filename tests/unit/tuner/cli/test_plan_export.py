@@ -8,7 +8,7 @@ PLANNED = ("--config", "dp=4,tp=2", "--whole-axes")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["jax", "torch", "mindspore"])
+@pytest.mark.parametrize("target", ["jax", "torch"])
 def test_a_plan_is_exported(meshtune, simulated, tmp_path, target):
     """`--export` shows a part after the plan, `--out` writes all, and `--json` holds the same."""
     path = tmp_path / "plan.json"
@@ -17,7 +17,7 @@ def test_a_plan_is_exported(meshtune, simulated, tmp_path, target):
     told = meshtune("plan", simulated, *PLANNED, "--export", target, "--json")
 
     assert (shown.status, written.status, told.status) == (0, 0, 0)
-    assert "dp=4, tp=2: 8 devices" in shown.out or "Layout((4, 2), ('dp', 'tp'))" in shown.out
+    assert "dp=4, tp=2: 8 devices" in shown.out
     assert f"wrote {path}" in written.out
     assert json.loads(path.read_text(encoding="utf-8")) == told.json["export"]
     assert told.json["export"]["format"] == target
@@ -84,4 +84,4 @@ def test_megatron_trains_no_jax_step(meshtune):
 
     done = meshtune("plan", *step, "--export", "megatron")
 
-    assert_users_mistake(done, "Megatron-LM trains no other programs; jax, mindspore, shardy or torch")
+    assert_users_mistake(done, "Megatron-LM trains no other programs; jax, shardy or torch")

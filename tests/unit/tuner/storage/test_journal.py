@@ -61,8 +61,8 @@ def test_zeros_behind_the_last_entry_are_mended(path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"a text of one line", b'{"a": 1}', b"two lines\nof text", b"\x00\x01\xff", b'{"op": 1}', b"{}\n"],
-    ids=["line", "JSON", "lines", "bytes", "other_key", "entry"],
+    [b"a text of one line", b"a line\n", b'{"a": 1}', b"two lines\nof text", b"\x00\x01\xff", b'{"op": 1}', b"{}\n"],
+    ids=["text", "line", "JSON", "lines", "bytes", "other_key", "entry"],
 )
 def test_another_kind_of_file_is_left_alone(tmp_path, content):
     """A file that is no journal is refused as a storage, and not a byte of it changes."""
@@ -90,6 +90,22 @@ def test_order_decides_and_not_the_lock(path):
     assert find_study(StorageAddress.parse(f"journal:///{path}"), "kept").user_attrs == {"owner": "first"}
 
 
+def test_a_lock_that_was_taken_away_loses_no_entry(path, monkeypatch):
+    """A writer that was taken for dead, and whose lock somebody has removed, writes its entry without an error."""
+    fsync, lock = os.fsync, path.with_name(f"{path.name}.lock")
+
+    def flush(file):
+        lock.unlink(missing_ok=True)
+        fsync(file)
+
+    study = find_study(StorageAddress.parse(f"journal:///{path}"), "kept")
+    monkeypatch.setattr(os, "fsync", flush)
+    study.set_user_attr("slow", 1)
+    monkeypatch.undo()
+
+    assert plain(path).user_attrs == {"slow": 1}
+
+
 def test_a_broken_journal_is_refused_in_one_message(path):
     """A line in the middle that is no entry, a folder that is missing, and a file that may not be written are told."""
     lines = path.read_text().splitlines()
@@ -115,13 +131,12 @@ def test_an_unwritable_journal_is_refused():
 def test_a_full_disk_is_one_message(path, monkeypatch):
     """An entry that the disk has no room for is told in one message, and what it left is mended by the next one."""
 
-    def write(file, text, write=os.write):
-        if len(text) > 20:
-            write(file, text[:20])
+    def flush(file):
+        os.truncate(file, os.fstat(file).st_size - 20)
         raise OSError(28, "No space left on device")
 
     study = find_study(StorageAddress.parse(f"journal:///{path}"), "kept")
-    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "fsync", flush)
     with (
         pytest.raises(ConfigError, match="No space left on device"),
         storage_errors(StorageAddress.parse(f"journal:///{path}")),
