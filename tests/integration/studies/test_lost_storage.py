@@ -86,7 +86,7 @@ def test_lost_storage_ends_the_run_and_loses_no_trial(study, tmp_path, kind, los
     assert saved.storage.url == f"sqlite:///{tmp_path}/study.rescued.db"
     assert error.rule.endswith(f"what was measured is kept in {tmp_path}/study.rescued.db")
     assert measured(saved)[:ENDED_BEFORE] == measured(whole)[:ENDED_BEFORE]
-    run_study(saved, on_progress=lambda _: None, executor=InProcessExecutor(saved.backend))
+    run_study(saved, on_progress=lambda _: None, executor=InProcessExecutor(saved.trials.backend))
 
     continued = measured(saved)
     assert len(continued) == len(measured(whole))
@@ -122,7 +122,7 @@ def test_storage_lost_during_a_trial_keeps_its_observation(study, tmp_path):
     with pytest.raises(StorageLostError):
         run_study(config, on_progress=lambda _: None, executor=executor)
     saved = study(f"sqlite:///{tmp_path}/study.rescued.db")
-    rest = InProcessExecutor(saved.backend)
+    rest = InProcessExecutor(saved.trials.backend)
     run_study(saved, on_progress=lambda _: None, executor=rest)
 
     assert len(executor.seen) == ENDED_BEFORE

@@ -10,6 +10,7 @@ from tuner.answers.reference import Reference
 from tuner.economics.device_time import device_time_json, device_time_of, duration, hours, payback_of
 from tuner.storage.record import TrialRecord
 from tuner.study_file.config import load_study
+from tuner.study_file.request import TrialOptions
 
 COMMAND = """
 name: timed
@@ -129,7 +130,9 @@ def test_without_a_gain_nothing_pays_back(trained, gain):
 
 def test_steps_of_another_clock_pay_nothing_back(trained):
     """Seconds of a virtual clock are not those by which trials are paid."""
-    virtual = replace(trained, backend=SimpleNamespace(clock="virtual", abilities={TrialAbility.TRAINING}))
+    virtual = replace(
+        trained, trials=TrialOptions(backend=SimpleNamespace(clock="virtual", abilities={TrialAbility.TRAINING}))
+    )
 
     assert payback_of(virtual, compared_with(trained, 3.0, 1.5), [record(trained, step_times_s=(3.0,))]) is None
 

@@ -62,8 +62,8 @@ def test_unlike_hosts_open_the_assignment(study):
 def test_a_study_says_what_may_be_uneven(study):
     """Nothing, where it says so; only what its runtime can be told."""
     closed = study(("vpp: [1]}", "vpp: [1], assignment: []}"))
-    assert "assignment" not in closed.dimensions
-    assert closed.space().grid.is_even
+    assert "assignment" not in closed.problem.dimensions
+    assert closed.problem.space().grid.is_even
 
     with pytest.raises(ConfigError, match=r"space\.assignment = 'micro_batches': is not supported by the runtime"):
         study(("vpp: [1]}", "vpp: [1], assignment: [micro_batches]}"))
@@ -75,7 +75,7 @@ def test_like_hosts_leave_work_even(study):
     asked = study(like, ("vpp: [1]}", "vpp: [1], assignment: [layers]}"))
 
     assert "assignment" not in study(like).problem.dimensions
-    assert any(one.layers for one in asked.space().grid.assignments)
+    assert any(one.layers for one in asked.problem.space().grid.assignments)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_a_command_gets_the_flags_of_its_configuration(load):
 
 def test_paths_are_relative_to_the_study(load, tmp_path):
     """The command begins beside its study file, and its logs are kept there."""
-    backend = load("trial.directory=run").backend
+    backend = load("trial.directory=run").trials.backend
 
     assert backend.directory == tmp_path / "run"
     assert backend.logs == tmp_path / "logs"
@@ -69,10 +69,10 @@ def test_a_trace_has_its_place(load, tmp_path):
 
 def test_a_trial_takes_whole_hosts(load):
     """Each host gives all its GPUs and has one process; a command that reaches hosts by itself takes a core."""
-    hosts = load().backend.hosts
+    hosts = load().trials.backend.hosts
 
     assert [(host.gpus, host.num_ranks) for host in hosts] == [(8, 1), (8, 1)]
-    assert [(host.gpus, host.cpus) for host in load("trial.launch=once").backend.hosts] == [(0, 1)]
+    assert [(host.gpus, host.cpus) for host in load("trial.launch=once").trials.backend.hosts] == [(0, 1)]
 
 
 def test_secrets_are_not_stored(load):
@@ -131,6 +131,6 @@ def test_flags_that_end_a_command_stand_last(load):
         load("trial.flags=torchtitan", command)
 
     command = "trial.command=[python, -m, torchtitan.train, --training.steps=3, '{flags}']"
-    plan = load("trial.flags=torchtitan", command).backend.plan(CONFIG, 3)
+    plan = load("trial.flags=torchtitan", command).trials.backend.plan(CONFIG, 3)
 
     assert plan.flags[-1] == "activation-checkpoint:none"

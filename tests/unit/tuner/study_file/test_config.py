@@ -160,10 +160,10 @@ def test_free_memory_has_one_key_and_the_old_one_still_counts(tmp_path, good_stu
     both = write(tmp_path, study(space="{memory_headroom: 0.1}", limits="{free_memory: 0.2}"), "both.yaml")
     found = load_study(old)
 
-    assert found.options.memory_headroom == 0.1
+    assert found.problem.options.memory_headroom == 0.1
     assert [note for note in found.notes if "limits.free_memory" in note] == list(found.notes)[-1:]
-    assert load_study(good_study, overrides=["limits.free_memory=0.3"]).options.memory_headroom == 0.3
-    assert load_study(old, overrides=["limits.free_memory=0.3"]).options.memory_headroom == 0.3
+    assert load_study(good_study, overrides=["limits.free_memory=0.3"]).problem.options.memory_headroom == 0.3
+    assert load_study(old, overrides=["limits.free_memory=0.3"]).problem.options.memory_headroom == 0.3
     with pytest.raises(ConfigError, match=r"space.memory_headroom = 0.1: .*limits.free_memory, which is 0.2"):
         load_study(both)
 

@@ -63,12 +63,12 @@ def test_an_entry_may_be_changed(study):
 def test_own_knobs_stand_beside_known_ones(study):
     """The user's own knobs stay in their place; recommended ones follow, each once."""
     found = study("[recommended, {name: my_own, flag: --mine}, manual_gc, tp_comm_overlap]")
-    names = [knob.name for knob in found.knobs]
+    names = [knob.name for knob in found.problem.knobs]
 
     assert names[:3] == ["my_own", "manual_gc", "tp_comm_overlap"]
     assert len(names) > 3
     assert len(set(names)) == len(names)
-    assert {known.name for known in found.known_knobs} == set(names) - {"my_own"}
+    assert {known.name for known in found.problem.known_knobs} == set(names) - {"my_own"}
 
 
 def test_recommended_alone(study):
@@ -77,7 +77,7 @@ def test_recommended_alone(study):
     verdicts = [verdict.known.name for verdict in found.knob_catalog.verdicts if verdict.is_recommended]
 
     assert verdicts
-    assert [knob.name for knob in found.knobs] == verdicts
+    assert [knob.name for knob in found.problem.knobs] == verdicts
 
 
 def test_a_condition_on_an_absent_knob_is_decided_by_the_value_in_use(study):
@@ -117,22 +117,24 @@ def test_the_framework_of_the_flags_counts(study):
     """A command that takes torchtitan's flags has torchtitan's knobs, whatever profile predicts it."""
     found = study("[compile]", trial=command(flags="torchtitan", log="torchtitan"))
 
-    assert found.known_knobs[0].framework == "torchtitan"
+    assert found.problem.known_knobs[0].framework == "torchtitan"
 
 
 def test_nemo_is_named_by_its_log(study):
     """A command that writes NeMo's log has NeMo's knobs, as overrides of a recipe."""
     found = study("[tp_comm_overlap]", trial=command("nemo {knobs}", log="nemo"))
 
-    assert found.knobs[0].place.words(True) == ("model.config.tp_comm_overlap=true",)
+    assert found.problem.knobs[0].place.words(True) == ("model.config.tp_comm_overlap=true",)
 
 
 def test_keys_go_to_the_only_file(study):
     """DeepSpeed's keys go to the only file of the trials, or to the one named after it."""
     options = {"runtime": "megatron-deepspeed"}
-    (one,) = study("[overlap_comm]", trial=command("train {ds}", files={"ds": "ds.json"}), **options).knobs
+    (one,) = study("[overlap_comm]", trial=command("train {ds}", files={"ds": "ds.json"}), **options).problem.knobs
     two_files = {"deepspeed": "ds.json", "other": "other.json"}
-    (two,) = study("[overlap_comm]", trial=command("train {deepspeed} {other}", files=two_files), **options).knobs
+    (two,) = study(
+        "[overlap_comm]", trial=command("train {deepspeed} {other}", files=two_files), **options
+    ).problem.knobs
 
     assert (one.place.file, one.place.key) == ("ds", "zero_optimization.overlap_comm")
     assert two.place.file == "deepspeed"
