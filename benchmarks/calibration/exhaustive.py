@@ -39,7 +39,10 @@ from trials.backend import CLOCK_WORDS, Observation
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from trials.torch_training.backend import TorchBackend
+from trials.torch_training.framework import TORCH
 from trials.torch_training.rank_setup import TORCH_RANKS
+from trials.training.backend import AbstractTrainingBackend
+from trials.training.planned import PlannedBackend
 from tuner.study_file.config import StudyConfig, load_study
 
 
@@ -66,15 +69,18 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _measure(given: argparse.Namespace) -> dict[str, Any]:
     config = load_study(given.study, overrides=given.set)
-    if not isinstance(config.backend, TorchBackend):
+    backend = config.backend
+    if not isinstance(backend, TorchBackend | PlannedBackend) or backend.framework is not TORCH:
         raise ConfigError("trains nothing for real", key="trial.backend", nearest="backend: torch")
     grid = config.space().grid
     if not given.judge_only:
-        _measure_rounds(config, config.backend, grid, given)
+        _measure_rounds(config, backend, grid, given)
     return _judge(config, grid, given.out)
 
 
-def _measure_rounds(config: StudyConfig, backend: TorchBackend, grid: ConfigGrid, given: argparse.Namespace) -> None:
+def _measure_rounds(
+    config: StudyConfig, backend: AbstractTrainingBackend, grid: ConfigGrid, given: argparse.Namespace
+) -> None:
     done = _done(given.out)
     # Each round has a seeded order, so that a continued run measures exactly what is missing.
     todo = [
@@ -103,7 +109,7 @@ def _measure_rounds(config: StudyConfig, backend: TorchBackend, grid: ConfigGrid
 
 def _row(
     config: StudyConfig,
-    backend: TorchBackend,
+    backend: AbstractTrainingBackend,
     degrees: Mapping[str, Any],
     observation: Observation,
     number: int,

@@ -14,9 +14,10 @@ from costmodels.job.training_job import TrainingJob
 from tests.support.programs.backend_contract import BackendContract
 from tests.support.programs.small_backends import cluster_of
 from trials.backend import Status
-from trials.jax_training.backend import JAX_RANKS, JaxBackend
+from trials.jax_training.framework import JAX, JAX_RANKS
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
+from trials.training.planned import PlannedBackend
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 
@@ -27,7 +28,8 @@ CONFIG = ParallelConfig(dp=2, tp=2, mbs=2)
 def backend_of(devices=4, hosts=1, **changes):
     """Build a backend of a tiny job with three steps."""
     options = {"min_steps": 3, "max_steps": 3, "hang_limit_s": 300.0} | changes
-    return JaxBackend(
+    return PlannedBackend(
+        framework=JAX,
         job=TrainingJob(model=MODEL, sequence_length=64, global_batch_size=4, precision="fp32"),
         cluster=cluster_of(devices // hosts, hosts),
         planner=LayeredStepPlanner(planning=LayerPlanning()),

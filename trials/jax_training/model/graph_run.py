@@ -18,7 +18,7 @@ from trials.jax_training.model.sharded_step import ShardedStep
 
 
 def lower_graph_step(plan: Plan, *, top_k: int, seed: int) -> LoweredGraphStep:
-    """Lower the step of a plan's graph; `top_k` and `seed` are those of `StepWork`."""
+    """Lower the step of a plan's graph; `top_k` and `seed` are those of `PlannedWork`."""
     step = ShardedStep.of(plan, jax_mesh(plan), top_k=top_k)
     return LoweredGraphStep(step=step, program=step.lower(), seed=seed)
 

@@ -29,7 +29,7 @@ from trials.jax_training.model.initial import dtype_of
 from trials.jax_training.model.local_sums import LocalSums
 from trials.jax_training.model.operators import Compute, operators
 from trials.jax_training.model.optimizers import OPTIMIZERS
-from trials.step_numerics import LOSS
+from trials.training.numerics import LOSS
 
 Values = Mapping[str, Array]
 """Arrays by the names of their tensors."""

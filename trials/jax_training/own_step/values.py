@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 
 from costmodels.sharding.frontends.jax.program import Argument
 from costmodels.sharding.graph import TensorKind
-from trials.step_numerics import INITIAL_STD
+from trials.training.numerics import INITIAL_STD
 
 
 def make_value(argument: Argument, leaf: Any, seed: int, sharding: NamedSharding) -> Array:

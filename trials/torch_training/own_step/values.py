@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from costmodels.sharding.frontends.torch.program import input_names
-from trials.step_numerics import INITIAL_STD
+from trials.training.numerics import INITIAL_STD
 
 
 def value_of_state(name: str, tensor: Tensor, seed: int) -> Tensor:
