@@ -120,9 +120,6 @@ class AbstractTrialKeys(DocumentedModel, ABC):
     `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
     """
 
-    proxy: ProxyOptions | None = None
-    """Smaller jobs that run in place of candidates before any runs at full size; see below."""
-
     def build(self, study: StudyParts) -> AbstractBackend:
         """Build the backend that runs the study's trials.
 
