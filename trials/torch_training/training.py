@@ -23,10 +23,9 @@ from trials.torch_training.model.mesh import RankMesh
 from trials.torch_training.model.pipeline import passes
 from trials.torch_training.model.sharding import megatron_sharding
 from trials.torch_training.model.stage_model import build_chunks
+from trials.training.numerics import FIRST_DECAY, LEARNING_RATE, SECOND_DECAY, WEIGHT_DECAY
 
-LEARNING_RATE = 1e-3
-BETAS = (0.9, 0.95)
-WEIGHT_DECAY = 0.1
+BETAS = (FIRST_DECAY, SECOND_DECAY)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
