@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from costmodels.job.layer_change import LayerChange
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
@@ -268,6 +268,23 @@ class HostNeeds:
         return self.processes or self.gpus or self.cpus
 
 
+class TrialAbility(StrEnum):
+    """What a study may need of its trials, and those of some backends cannot."""
+
+    TRAINING = "training"
+    """Training for real, so that a second trial of the same configuration adds information."""
+    PROXIES = "proxies"
+    """Measuring a smaller job on fewer hosts."""
+    PLANS = "plans"
+    """Sharding layers by any plan, and not only as the framework does by hand."""
+    KNOBS = "knobs"
+    """Setting the knobs of a study, settings beside the layout; see trials/knobs/."""
+    IDLE_HOSTS = "idle hosts"
+    """Running on some of the cluster's hosts, those that a configuration lists."""
+    STAGE_DEGREES = "stage degrees"
+    """Giving the stages of a pipeline tensor degrees of their own."""
+
+
 class AbstractBackend(ABC):
     """Backend that measures configurations.
 
@@ -293,29 +310,14 @@ class AbstractBackend(ABC):
         return self.origin if self.clock == "wall" else f"{self.origin}, {CLOCK_WORDS[self.clock]}"
 
     @property
-    def trains(self) -> bool:
-        """Whether a trial trains for real, so that a second trial of the same configuration adds information."""
-        return False
+    def abilities(self) -> frozenset[TrialAbility]:
+        """What trials of this backend can do beyond measuring configurations of their own job."""
+        return frozenset()
 
     @property
     def hosts(self) -> tuple[HostNeeds, ...]:
         """Resources that a trial occupies, host by host. A trial gets all of them or does not run."""
         return (HostNeeds(),)
-
-    @property
-    def leaves_hosts_idle(self) -> bool:
-        """Whether trials can run on some of the cluster's hosts, those that a configuration lists."""
-        return False
-
-    @property
-    def runs_stage_degrees(self) -> bool:
-        """Whether trials can give the stages of a pipeline tensor degrees of their own."""
-        return False
-
-    @property
-    def takes_knobs(self) -> bool:
-        """Whether trials can set the knobs of a study, settings beside the layout; see trials/knobs/."""
-        return False
 
     @property
     def wants_hosts_alone(self) -> bool:
@@ -360,21 +362,16 @@ class AbstractBackend(ABC):
     def expected_steps(self, config: ParallelConfig) -> int | None:
         """Return how many steps a trial of `config` measures if it is not stopped; None if not known beforehand."""
 
-    @abstractmethod
-    def reduced(self, to: Reduction) -> AbstractBackend | None:
-        """Return the backend of a proxy job on fewer hosts, otherwise the same; None if it can measure its job only."""
+    def reduced(self, to: Reduction) -> Self:
+        """Return the backend of a proxy job on fewer hosts, otherwise the same; asked only of those with PROXIES."""
+        raise AssertionError(f"{type(self).__name__} measures its own job only, not one on {to.hosts} hosts")
 
-    def with_layer_changes(
-        self,
-        changes: tuple[LayerChange, ...],  # noqa: ARG002 # most backends shard by hand
-    ) -> AbstractBackend | None:
-        """Return this backend with layers sharded by other plans; None if its trials shard layers as Megatron does."""
-        return None
+    def with_layer_changes(self, changes: tuple[LayerChange, ...]) -> Self:  # noqa: ARG002 # most backends ignore them
+        """Return this backend with layers sharded by other plans; asked only of those with PLANS.
 
-    @property
-    def runs_plans(self) -> bool:
-        """Whether trials shard layers by any plan, and not only as their framework does by hand."""
-        return self.with_layer_changes(()) is not None
+        Backends that plan the step of each trial by themselves stay as they are.
+        """
+        return self
 
     def candidates(self, opened: tuple[str, ...]) -> ConfigGrid | None:  # noqa: ARG002 # most backends measure all
         """Return the only configurations that this backend can measure; None if it can measure any valid one.

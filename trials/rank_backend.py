@@ -9,11 +9,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from typing import Self
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from hardware.cluster import Cluster
-from trials.backend import AbstractBackend, Clock, Observation, OnStart, OnStep, Origin, ignore_start, ignore_step
+from trials.backend import (
+    AbstractBackend,
+    Clock,
+    Observation,
+    OnStart,
+    OnStep,
+    Origin,
+    TrialAbility,
+    ignore_start,
+    ignore_step,
+)
 from trials.ranks.contract import AbstractRanks, RankSetup
 from trials.ranks.processes import RankProcesses
 
@@ -34,9 +45,9 @@ class AbstractRankBackend(AbstractBackend):
         return "measured"
 
     @property
-    def trains(self) -> bool:
-        """Whether a trial trains for real: always."""
-        return True
+    def abilities(self) -> frozenset[TrialAbility]:
+        """Abilities of trials: real training."""
+        return frozenset({TrialAbility.TRAINING})
 
     @property
     @abstractmethod
@@ -48,10 +59,6 @@ class AbstractRankBackend(AbstractBackend):
         self, ranks: AbstractRanks, config: ParallelConfig, *, trial_number: int, on_step: OnStep, on_start: OnStart
     ) -> Observation:
         """Run one trial as `measure` does, in ranks that are started; the caller ends those that run afterwards."""
-
-    @abstractmethod
-    def reduced(self, to: Reduction) -> AbstractRankBackend | None:
-        """Return the backend of a proxy job, which trains in the same kind of ranks; None if there is none."""
 
     def opened(self, ranks: AbstractRanks) -> OpenBackend:
         """Return this backend with its ranks started."""
@@ -94,6 +101,11 @@ class OpenBackend(AbstractBackend):
         return self.backend.clock
 
     @property
+    def abilities(self) -> frozenset[TrialAbility]:
+        """Abilities of the backend's trials."""
+        return self.backend.abilities
+
+    @property
     def waits_in_queue(self) -> bool:
         """Whether the backend's trials wait in a queue."""
         return self.backend.waits_in_queue
@@ -102,10 +114,9 @@ class OpenBackend(AbstractBackend):
         """Return the number of steps that the backend expects."""
         return self.backend.expected_steps(config)
 
-    def reduced(self, to: Reduction) -> OpenBackend | None:
-        """Return the backend of the proxy job, which shares these ranks; None if there is none."""
-        smaller = self.backend.reduced(to)
-        return None if smaller is None else replace(self, backend=smaller)
+    def reduced(self, to: Reduction) -> Self:
+        """Return the backend of the proxy job, which shares these ranks."""
+        return replace(self, backend=self.backend.reduced(to))
 
     def measure(
         self,

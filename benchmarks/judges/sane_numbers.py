@@ -39,10 +39,11 @@ from benchmarks.support.timing import answer, count_at_least, tell
 from benchmarks.support.workers import mapper
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.model_catalog import find_model, model_names
+from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import ENUMERATED_DIMENSIONS, ConfigGrid
 from costmodels.job.runtime import find_runtime, runtime_names
 from costmodels.job.setting import Setting
-from costmodels.job.training_job import OPTIMIZERS, PRECISIONS, RECOMPUTE_MODULES, TrainingJob
+from costmodels.job.training_job import PRECISIONS, RECOMPUTE_MODULES, TrainingJob
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import unique_shapes
 from costmodels.simulator.simulated_step import simulate_step
@@ -221,7 +222,7 @@ def drawn(model: str, label: str, rng: Generator) -> Variant:
         "sequence_length": int(rng.choice(SEQUENCE_LENGTHS)),
         "global_batch_size": cluster.num_devices * int(rng.choice(PER_DEVICE)),
         "precision": str(rng.choice(precisions_of(cluster))),
-        "optimizer": str(rng.choice(OPTIMIZERS)),
+        "optimizer": str(rng.choice(tuple(OPTIMIZERS))),
         "recompute": str(rng.choice(runtime.recompute_modes)),
         "zero_stage": int(rng.choice(runtime.zero_stages)),
         "recompute_modules": tuple(

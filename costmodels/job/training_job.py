@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from costmodels.job.model_spec import ModelSpec, check_count
+from costmodels.job.optimizers import DEFAULT_OPTIMIZER, MOMENT_BYTES, OPTIMIZERS
 from costmodels.job.parallel_config import DIMENSIONS, FurtherValues, Value
 from costmodels.job.sequences import Sequences, check_rows, pack_rows
 from hardware.arrays import FloatArray, IntArray
@@ -13,7 +14,6 @@ from hardware.io.errors import ConfigError, did_you_mean
 PRECISIONS = ("bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32")
 NARROW_BYTES = {"fp8": 1.0, "nvfp4": 0.5625}
 """Bytes of an element that a product in a narrow type keeps of its inputs; nvfp4 adds one byte per 16 elements."""
-OPTIMIZERS = ("adam", "sgd")
 RECOMPUTE_MODULES = ("core_attn", "mlp", "layernorm", "moe_act", "mla_up_proj", "moe", "shared_experts")
 """Modules that `selective` recomputation can name (megatron-core transformer_config.py, recompute_modules)."""
 
@@ -43,7 +43,7 @@ class TrainingJob(FurtherValues):
     sequence_length: int
     global_batch_size: int
     precision: str = "bf16"
-    optimizer: str = "adam"
+    optimizer: str = DEFAULT_OPTIMIZER
     recompute_modules: tuple[str, ...] = ("core_attn",)
     shared_master_weights: bool = False
     sequences: Sequences | None = None
@@ -52,7 +52,7 @@ class TrainingJob(FurtherValues):
         """Refuse sizes and names that no runtime knows."""
         for key in ("sequence_length", "global_batch_size"):
             check_count(getattr(self, key), key=key)
-        for key, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS)):
+        for key, known in (("precision", PRECISIONS), ("optimizer", tuple(OPTIMIZERS))):
             value = getattr(self, key)
             if value not in known:
                 raise ConfigError("is not known", key=key, value=value, nearest=did_you_mean(value, known))
@@ -145,5 +145,4 @@ class TrainingJob(FurtherValues):
 
         Source: ZeRO (Rajbhandari et al. 2020), section 3.1: K = 12 for mixed-precision Adam.
         """
-        moments = {"adam": 8, "sgd": 4}[self.optimizer]
-        return moments + (0 if self.is_single else 4)
+        return MOMENT_BYTES * len(OPTIMIZERS[self.optimizer].moments) + (0 if self.is_single else 4)

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Literal
 
 from costmodels.job.parallel_config import ParallelConfig
-from costmodels.job.proxy_job import Reduction
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from trials.backend import HostNeeds, Observation, OnStart, OnStep, Status
+from trials.backend import HostNeeds, Observation, OnStart, OnStep, Status, TrialAbility
 from trials.command.host_program import HostPlan, UserCommand
 from trials.command.knob_files import TrialFile
 from trials.command.log_pattern import StepSize
@@ -76,9 +75,18 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     files: tuple[TrialFile, ...] = ()
 
     @property
-    def takes_knobs(self) -> bool:
-        """Whether trials can set knobs: a command has flags, variables and files."""
-        return True
+    def abilities(self) -> frozenset[TrialAbility]:
+        """Abilities of trials: real training, with knobs as flags, variables and keys of files.
+
+        Hosts may be idle if the command reaches its hosts by itself, or as a job of Slurm. Stages may have tensor
+        degrees of their own if the command itself reads the assignment.
+        """
+        texts = (*self.arguments, *(text or "" for _, text in self.environment))
+        reads_assignment = self.flags is None and any("assignment" in names_in(text) for text in texts)
+        chooses_hosts = self.launch == "once" or self.slurm is not None
+        return frozenset({TrialAbility.TRAINING, TrialAbility.KNOBS}).union(
+            [TrialAbility.IDLE_HOSTS] if chooses_hosts else [], [TrialAbility.STAGE_DEGREES] if reads_assignment else []
+        )
 
     @property
     def hosts(self) -> tuple[HostNeeds, ...]:
@@ -91,17 +99,6 @@ class CommandBackend(UserCommand, AbstractRankBackend):
             HostNeeds(cpus=per_host, processes=1) if is_cpu_cluster(cluster) else HostNeeds(gpus=per_host, processes=1)
         )
         return (needs,) * cluster.num_hosts
-
-    @property
-    def leaves_hosts_idle(self) -> bool:
-        """Whether trials can run on some hosts: if the command reaches them by itself, or as a job of Slurm."""
-        return self.launch == "once" or self.slurm is not None
-
-    @property
-    def runs_stage_degrees(self) -> bool:
-        """Whether trials can give stages tensor degrees of their own: if the command itself reads the assignment."""
-        texts = (*self.arguments, *(text or "" for _, text in self.environment))
-        return self.flags is None and any("assignment" in names_in(text) for text in texts)
 
     @property
     def wants_hosts_alone(self) -> bool:
@@ -171,9 +168,6 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
         """Return the number of steps that the study asks for."""
         return self.steps
-
-    def reduced(self, to: Reduction) -> None:
-        """Return None, because the command trains its own job only."""
 
     def end_left_over(self) -> int:
         """Cancel the study's jobs that are still in Slurm's queue.

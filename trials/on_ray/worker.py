@@ -109,7 +109,6 @@ class Slot:
             if self.opened is None:
                 self.opened = self.backend.opened(self._ranks(is_retry=attempt > 0))
             backend = self.opened if reduction is None else self.opened.reduced(reduction)
-            assert backend is not None, "no smaller job is asked of a backend that measures its own only"
             observation = backend.measure(config, trial_number=trial_number, on_step=on_step, on_start=on_start)
             assert isinstance(observation, Observation), f"`measure` gives an Observation, not {observation!r}"
         except RanksLostError:

@@ -19,7 +19,6 @@ from costmodels.job.parallel_config import (
     ParallelConfig,
     Value,
 )
-from costmodels.job.proxy_job import Reduction
 from hardware.io.errors import ConfigError
 from trials.backend import (
     AbstractBackend,
@@ -94,9 +93,6 @@ class ReplayBackend(AbstractBackend):
             ConfigError: Nobody ran this configuration.
         """
         return sum(run.step_time_s is not None for run in self._runs(config))
-
-    def reduced(self, to: Reduction) -> None:
-        """Return None, because nobody ran the proxy job."""
 
     def measure(
         self,

@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 import zlib
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 
@@ -54,6 +54,7 @@ from trials.backend import (
     OperatorSample,
     Origin,
     Status,
+    TrialAbility,
     check_seconds_per_trial,
     ignore_start,
     ignore_step,
@@ -133,29 +134,19 @@ class SimulatedBackend(AbstractBackend):
         return "synthetic"
 
     @property
-    def takes_knobs(self) -> bool:
-        """Whether trials can set knobs: the world has effects of them."""
-        return True
-
-    @property
-    def leaves_hosts_idle(self) -> bool:
-        """Whether trials can run on some hosts: the world is simulated on any of them."""
-        return True
-
-    @property
-    def runs_stage_degrees(self) -> bool:
-        """Whether trials can give stages tensor degrees of their own: the world has them."""
-        return True
+    def abilities(self) -> frozenset[TrialAbility]:
+        """Abilities of trials: all but real training."""
+        return frozenset(TrialAbility) - {TrialAbility.TRAINING}
 
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
         """Return the number of steps, which is equal for every configuration."""
         return self.num_steps
 
-    def reduced(self, to: Reduction) -> SimulatedBackend:
+    def reduced(self, to: Reduction) -> Self:
         """Return the proxy job in the same world, in which equal operators take equal times."""
         return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster))
 
-    def with_layer_changes(self, changes: tuple[LayerChange, ...]) -> SimulatedBackend:
+    def with_layer_changes(self, changes: tuple[LayerChange, ...]) -> Self:
         """Return this world with layers that are sharded by the changed plans."""
         return replace(self, runtime=replace(self.runtime, layer_changes=changes))
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from costmodels.job.parallel_config import DIMENSIONS, ParallelConfig
-from costmodels.job.proxy_job import Reduction
 from hardware.cluster import Cluster
 from trials.backend import AbstractBackend, Observation, OnStart, OnStep, Origin, Status, ignore_start, ignore_step
 from trials.own_step import OwnStepPlans
@@ -50,9 +49,6 @@ class OwnSimulatedBackend(AbstractBackend):
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
         """Return the number of steps, which is equal for every candidate."""
         return self.num_steps
-
-    def reduced(self, to: Reduction) -> None:
-        """Return None, because a user's step has no smaller form."""
 
     def hidden_step_s(self, config: ParallelConfig) -> float:
         """Return the world's own step time without noise [s], for judging a tuner that never sees it."""

@@ -7,11 +7,13 @@ With more ranks than cores, a virtual clock (`virtual_clock.py`) can take the pl
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
+from trials.backend import TrialAbility
 from trials.torch_training.framework import TORCH
 from trials.torch_training.trainer_work import TrainerWork
 from trials.training.backend import AbstractTrainingBackend
@@ -48,7 +50,12 @@ class TorchBackend(AbstractTrainingBackend):
         """Memory of the smallest device on CPUs [bytes]; GPUs have limits of their own."""
         return self.memory_bytes if self.device == "cpu" else None
 
-    def reduced(self, to: Reduction) -> TorchBackend:
+    @property
+    def abilities(self) -> frozenset[TrialAbility]:
+        """Abilities of trials: real training, of proxy jobs too."""
+        return frozenset({TrialAbility.TRAINING, TrialAbility.PROXIES})
+
+    def reduced(self, to: Reduction) -> Self:
         """Return the backend that trains the proxy job on fewer hosts."""
         return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster))
 

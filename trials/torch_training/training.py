@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -23,9 +22,7 @@ from trials.torch_training.model.mesh import RankMesh
 from trials.torch_training.model.pipeline import passes
 from trials.torch_training.model.sharding import megatron_sharding
 from trials.torch_training.model.stage_model import build_chunks
-from trials.training.numerics import FIRST_DECAY, LEARNING_RATE, SECOND_DECAY, WEIGHT_DECAY
-
-BETAS = (FIRST_DECAY, SECOND_DECAY)
+from trials.torch_training.optimizers import optimizer_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +72,9 @@ class Trainer:
             num_micro_batches=job.global_batch_size // (config.dp * config.mbs),
         )
         self._passes = passes(job, config, mesh, replicas, self._loss_of)
-        self._optimizer = _optimizer(job, (weight for chunk in self._chunks for weight in chunk.parameters()))
+        self._optimizer = optimizer_of(
+            job.optimizer, (weight for chunk in self._chunks for weight in chunk.parameters())
+        )
         # every rank draws the whole batch and keeps its replica's sequences and its own positions of them
         batch = sequences(job.model.vocab_size, job.sequence_length, job.global_batch_size, seed)
         own = batch.chunk(config.dp)[mesh.index("dp")]
@@ -114,11 +113,3 @@ class Trainer:
                 group=self._mesh.group("tp"),
             )
         return total / self._job.tokens_per_step
-
-
-def _optimizer(job: TrainingJob, weights: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    # a tied table is a weight of two modules, and is updated once
-    parameters = list({id(weight): weight for weight in weights}.values())
-    if job.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=BETAS[0])
-    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY)

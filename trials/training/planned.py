@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Self
 
-from costmodels.job.layer_change import LayerChange
 from costmodels.job.parallel_config import HAND, ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from costmodels.job.training_job import TrainingJob
+from trials.backend import TrialAbility
 from trials.own_step import OwnStepPlans
 from trials.step_planner import StepPlanner
 from trials.training.backend import AbstractTrainingBackend
@@ -33,19 +34,18 @@ class PlannedBackend(AbstractTrainingBackend):
         """Memory of the smallest device [bytes], unless the library tells beforehand what it needs."""
         return self.memory_bytes if self.framework.limits_memory else None
 
-    def reduced(self, to: Reduction) -> PlannedBackend | None:
-        """Return the backend that trains the proxy job on fewer hosts, by the same clock.
+    @property
+    def abilities(self) -> frozenset[TrialAbility]:
+        """Abilities of trials: real training of sharding plans, and of proxy jobs if steps may have micro-batches.
 
-        Returns:
-            None if planned steps have one micro-batch: candidates of a smaller job may have several.
+        Candidates of a smaller job may have several.
         """
-        if not self.framework.accumulates:
-            return None
-        return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster), chosen_clock=self.clock)
+        proxies = [TrialAbility.PROXIES] if self.framework.accumulates else []
+        return frozenset({TrialAbility.TRAINING, TrialAbility.PLANS, *proxies})
 
-    def with_layer_changes(self, changes: tuple[LayerChange, ...]) -> PlannedBackend:  # noqa: ARG002 # the contract's
-        """Return this backend, whose trials plan their own steps where their configuration names a plan."""
-        return self
+    def reduced(self, to: Reduction) -> Self:
+        """Return the backend that trains the proxy job on fewer hosts, by the same clock."""
+        return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster), chosen_clock=self.clock)
 
     def work(self, config: ParallelConfig) -> PlannedWork:
         """Return the work of each rank in a trial."""
@@ -73,9 +73,6 @@ class OwnStepBackend(AbstractTrainingBackend):
     """
 
     steps: OwnStepPlans
-
-    def reduced(self, to: Reduction) -> None:
-        """Return None, because a user's step has one size."""
 
     def work(self, config: ParallelConfig) -> PlannedWork:
         """Return the work of each rank in a trial."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hardware.time_units import DAY_S, HOUR_S
-from trials.backend import Observation
+from trials.backend import Observation, TrialAbility
 from tuner.answers.gain import Compared
 from tuner.answers.reference import Reference
 from tuner.storage.record import TrialRecord
@@ -79,14 +79,15 @@ def device_time_of(config: StudyConfig, records: Sequence[TrialRecord]) -> Devic
         if record.observation is None or not record.finished or record.observation.taken_from:
             continue
         devices = record.proxy.config.num_devices if record.proxy else full_size
-        if config.backend.trains:
+        if TrialAbility.TRAINING in config.backend.abilities:
             total_s, startup_s = _wall_s(record.observation), _startup_s(record.observation)
         else:
             total_s, startup_s = sum(record.observation.step_times_s), 0.0
         steps_device_s += devices * (total_s - startup_s)
         startup_device_s += devices * startup_s
     return DeviceTime(
-        steps_device_s=steps_device_s, startup_device_s=startup_device_s if config.backend.trains else None
+        steps_device_s=steps_device_s,
+        startup_device_s=startup_device_s if TrialAbility.TRAINING in config.backend.abilities else None,
     )
 
 

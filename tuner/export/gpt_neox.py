@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.deepspeed import offload_section, offloads
@@ -86,6 +87,6 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
         notes.append("recompute: GPT-NeoX recomputes whole layers or nothing; selective is exported as none")
     if job.precision in ("fp8", "nvfp4", "tf32"):
         notes.append(f"precision: no key here enables {job.precision}; set those of Transformer Engine (te_*)")
-    if job.optimizer != "adam":
+    if job.optimizer != DEFAULT_OPTIMIZER:
         notes.append(f"optimizer: set optimizer.type of the file to {job.optimizer}")
     return notes

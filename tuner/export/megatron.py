@@ -9,6 +9,7 @@ flags that sharded gradients and weights require).
 
 from __future__ import annotations
 
+from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
@@ -83,7 +84,7 @@ def head_comments(config: ParallelConfig) -> tuple[str, str]:
 
 def _sharded_stage(setting: Setting, config: ParallelConfig) -> int:
     """Return the ZeRO stage that Megatron-LM can run. Its distributed optimizer supports Adam only."""
-    return config.zero_stage if setting.job.optimizer == "adam" else 0
+    return config.zero_stage if "megatron" in OPTIMIZERS[setting.job.optimizer].sharded_by else 0
 
 
 def environment(config: ParallelConfig, *, sharded: bool) -> Environment:
@@ -275,6 +276,6 @@ def _precision(setting: Setting, _: ParallelConfig) -> Part:
     }
     note = "precision: Megatron-LM has no flag for tf32; set torch.backends.cuda.matmul.allow_tf32"
     return Part(
-        flags=(*numerics[job.precision], f"--optimizer {job.optimizer}"),
+        flags=(*numerics[job.precision], f"--optimizer {OPTIMIZERS[job.optimizer].spellings['megatron'][0]}"),
         notes=(note,) if job.precision == "tf32" else (),
     )

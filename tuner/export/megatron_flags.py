@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.training_job import RECOMPUTE_MODULES
 from tuner.export.flag_table import Flag
 
@@ -37,7 +38,7 @@ COMMON_FLAGS: dict[str, Flag] = {
     "--recompute-num-layers": _NUMBER,
     "--bf16": _SWITCH,
     "--fp16": _SWITCH,
-    "--optimizer": Flag(kind="word", choices=("adam", "sgd")),
+    "--optimizer": Flag(kind="word", choices=tuple(one.spellings["megatron"][0] for one in OPTIMIZERS.values())),
 }
 """Flags that both Megatron-LM and MindSpeed-LLM accept."""
 

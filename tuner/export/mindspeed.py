@@ -9,6 +9,7 @@ features_manager/pipeline_parallel/noop_layers.py (layer numbers begin at 0; --n
 
 from __future__ import annotations
 
+from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
@@ -95,7 +96,7 @@ def _context(setting: Setting, config: ParallelConfig) -> Part:
 def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
     """Return the flags of data parallelism. The distributed optimizer (ZeRO 1) is the only sharding available."""
     runtime, job = setting.runtime, setting.job
-    stage = min(config.zero_stage, 1) if job.optimizer == "adam" else 0
+    stage = min(config.zero_stage, 1) if "mindspeed" in OPTIMIZERS[job.optimizer].sharded_by else 0
     flags = ["--use-distributed-optimizer"] if stage else []
     if config.dp * config.cp * config.up > 1 and runtime.overlaps_gradients:
         flags.append("--overlap-grad-reduce")
@@ -126,7 +127,7 @@ def _precision(setting: Setting) -> Part:
     return Part(
         flags=(
             *numerics.get(job.precision, ()),
-            f"--optimizer {job.optimizer}",
+            f"--optimizer {OPTIMIZERS[job.optimizer].spellings['megatron'][0]}",
             *(["--reuse-fp32-param"] if job.shared_master_weights else []),
         ),
         notes=() if job.precision in ("bf16", "fp16", "fp32") else (note,),

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
@@ -99,6 +100,6 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
         )
     if job.precision not in ("bf16", "fp32"):
         notes.append(f"precision: nanotron does not support {job.precision}; set model.dtype to another format")
-    if job.optimizer != "adam":
+    if job.optimizer != DEFAULT_OPTIMIZER:
         notes.append(f"optimizer: set optimizer.optimizer_factory of the file to {job.optimizer}")
     return notes

@@ -12,6 +12,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
+from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
@@ -163,6 +164,6 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
         )
     if job.precision != "bf16":
         notes.append(f"precision: recipes use bf16_mixed(); set recipe.trainer.plugins for {job.precision} yourself")
-    if job.optimizer != "adam":
+    if job.optimizer != DEFAULT_OPTIMIZER:
         notes.append(f"optimizer: recipes use Adam; set recipe.optim for {job.optimizer} yourself")
     return notes

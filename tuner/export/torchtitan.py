@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
@@ -113,7 +114,7 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
         )
     if not stage and config.cp * config.up > 1:
         notes.append("zero_stage: torchtitan always shards weights over the context parallel ranks")
-    if setting.job.optimizer != "adam":
+    if setting.job.optimizer != DEFAULT_OPTIMIZER:
         notes.append(f"optimizer: no flag changes AdamW to {setting.job.optimizer}; change it in the recipe")
     return Part(flags=tuple(flags), notes=tuple(notes))
 

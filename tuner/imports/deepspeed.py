@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from hardware.io.errors import ConfigError
 from tuner.imports.imported import Doubt, Imported, Unread
 from tuner.imports.keys import Keys, json_mapping
 
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-_OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "sgd": "sgd"}
 _ASKED = {
     "zero_optimization.offload_param.device": "weights on the host are not modelled",
     "zero_optimization.zero_hpz_partition_size": "a second copy of the weights in each node is not modelled",
@@ -53,9 +53,12 @@ def import_deepspeed(text: str) -> Imported:
         degrees["mbs"] = mbs
     else:
         open_keys["mbs"] = "train_micro_batch_size_per_gpu is missing or auto"
-    name = keys.text("optimizer.type", default="adam").lower()
-    if name not in _OPTIMIZERS:
-        doubts.append(Doubt(flag="optimizer.type", why=f"{name} is not modelled; ignored, it counts as adam"))
+    name = keys.text("optimizer.type", default=DEFAULT_OPTIMIZER).lower()
+    optimizers = optimizers_of("deepspeed")
+    if name not in optimizers:
+        doubts.append(
+            Doubt(flag="optimizer.type", why=f"{name} is not modelled; ignored, it counts as {DEFAULT_OPTIMIZER}")
+        )
     offload, left = _offload(keys)
     unread += left
     job: dict[str, Any] = {
@@ -64,7 +67,7 @@ def import_deepspeed(text: str) -> Imported:
         else "fp16"
         if keys.value("fp16.enabled") is True
         else "fp32",
-        "optimizer": _OPTIMIZERS.get(name, "adam"),
+        "optimizer": optimizers.get(name, DEFAULT_OPTIMIZER),
         "zero_stage": keys.count("zero_optimization.stage", default=0, minimum=0),
     }
     if offload != "none":

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from costmodels.job.runtime import UNKNOWN
 from hardware.io.config_file import parse_yaml
 from hardware.io.errors import ConfigError
@@ -32,7 +33,6 @@ _MULTIPLE = 256
 """Default multiple of the MLP's inner size (`multiple_of`, `mlp_multiple_of`)."""
 _DIVISIBLE_BY = 128
 """Default of make_vocab_size_divisible_by."""
-_OPTIMIZERS = dict.fromkeys(("adam", "adamw", "cpu_adam", "cpu_torch_adam", "fusedadam"), "adam") | {"sgd": "sgd"}
 _OTHER_KINDS = {
     "mamba": "has state-space layers (Mamba)",
     "rwkv": "has state-space layers (RWKV)",
@@ -202,9 +202,10 @@ def _job(keys: Keys, open_keys: dict[str, str], unread: list[Unread]) -> dict[st
 
     A file without the keys of training is one of several, so that their defaults do not hold: they are asked for.
     """
-    optimizer = keys.text("optimizer.type", "optimizer_type", default="adam").lower()
-    if optimizer not in _OPTIMIZERS:
-        unread.append(Unread(what="optimizer.type", why=f"{optimizer} is not modelled; read as adam"))
+    optimizer = keys.text("optimizer.type", "optimizer_type", default=DEFAULT_OPTIMIZER).lower()
+    known = optimizers_of("gpt-neox")
+    if optimizer not in known:
+        unread.append(Unread(what="optimizer.type", why=f"{optimizer} is not modelled; read as {DEFAULT_OPTIMIZER}"))
     trains = "mbs" not in open_keys or keys.value("train_batch_size") is not None
     stage = keys.count("zero_optimization.stage", "zero_stage", default=0 if trains else None, minimum=0)
     recompute = keys.value("checkpoint_activations")
@@ -222,7 +223,7 @@ def _job(keys: Keys, open_keys: dict[str, str], unread: list[Unread]) -> dict[st
     job = {
         "sequence_length": keys.count("seq_length"),
         "precision": precision,
-        "optimizer": _OPTIMIZERS.get(optimizer, "adam"),
+        "optimizer": known.get(optimizer, DEFAULT_OPTIMIZER),
         "recompute": None if "recompute" in open_keys else "full" if keys.flag("checkpoint_activations") else "none",
         "zero_stage": stage,
         "sequence_parallel": keys.flag("sequence_parallel") or None,

@@ -10,6 +10,7 @@ import re
 from itertools import chain, takewhile
 from typing import Any
 
+from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from costmodels.job.training_job import RECOMPUTE_MODULES
 from tuner.imports.flags import Flags
 from tuner.imports.megatron_hidden import Found
@@ -30,7 +31,6 @@ _OF_ZERO = (
     "--overlapped-distributed-optimizer",
 )
 """Flags that shard training states."""
-_OPTIMIZERS = {"adam": "adam", "adamw": "adam", "fusedadam": "adam", "fused_adam": "adam", "sgd": "sgd"}
 _SHARDING = {"no_shard": "0", "optim": "1", "optim_grads": "2", "optim_grads_params": "3"}
 """ZeRO stage of each sharding strategy of Megatron-FSDP."""
 
@@ -46,7 +46,7 @@ def job_of(found: Found, beside: str) -> dict[str, Any]:
         "sequence_length": found.number("sequence_length", *lengths),
         "global_batch_size": found.number("global_batch_size", "--global-batch-size"),
         "precision": _precision(found, beside),
-        "optimizer": flags.one_of("--optimizer", _OPTIMIZERS, "adam", key=""),
+        "optimizer": flags.one_of("--optimizer", optimizers_of("megatron"), DEFAULT_OPTIMIZER, key=""),
         **_recompute(found),
         "zero_stage": _zero_stage(found, beside),
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from costmodels.job.hugging_face import model_from_hugging_face
+from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from hardware.io.config_file import parse_yaml
 from hardware.io.errors import ConfigError
 from tuner.imports.imported import Imported, Unread
@@ -58,13 +59,15 @@ def import_nanotron(text: str) -> Imported:
     if engine != "1f1b" and degrees["pp"] > 1:
         unread.append(Unread(what="parallelism.pp_engine", why=f"{engine} is not modelled; read as 1f1b"))
     precision = keys.text("model.dtype", default="bfloat16").rpartition(".")[2]
-    optimizer = keys.text("optimizer.optimizer_factory.name", default="adamW").lower()
-    if optimizer not in ("adamw", "adam", "sgd"):
-        unread.append(Unread(what="optimizer.optimizer_factory.name", why=f"{optimizer} is not modelled; read as adam"))
+    optimizer = keys.text("optimizer.optimizer_factory.name", default=DEFAULT_OPTIMIZER).lower()
+    known = optimizers_of("nanotron")
+    if optimizer not in known:
+        why = f"{optimizer} is not modelled; read as {DEFAULT_OPTIMIZER}"
+        unread.append(Unread(what="optimizer.optimizer_factory.name", why=why))
     job: dict[str, Any] = {
         "sequence_length": keys.count("tokens.sequence_length"),
         "precision": _PRECISIONS.get(precision, "bf16"),
-        "optimizer": "sgd" if optimizer == "sgd" else "adam",
+        "optimizer": known.get(optimizer, DEFAULT_OPTIMIZER),
         "recompute": "full" if keys.flag("parallelism.recompute_layer") else "none",
         "zero_stage": keys.count("optimizer.zero_stage", default=0, minimum=0),
         **({"sequence_parallel": mode == "REDUCE_SCATTER"} if tp > 1 else {}),

@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from hardware.io.errors import ConfigError
 from tuner.imports.bash.script import Script, read_script
 from tuner.imports.bash.texts import Argument
@@ -110,7 +111,7 @@ def import_torchtitan(text: str, *, file: str = "") -> Imported:
     job: dict[str, Any] = {
         "sequence_length": keys.number("training.seq_len", default=2048),
         "precision": _precision(keys, unread),
-        "optimizer": "sgd" if keys.text("optimizer.name").lower() == "sgd" else "adam",
+        "optimizer": optimizers_of("torchtitan").get(keys.text("optimizer.name").lower(), DEFAULT_OPTIMIZER),
         "recompute": _recompute(keys),
         "zero_stage": stage,
     }

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from costmodels.job.optimizers import DEFAULT_OPTIMIZER, OptimizerName
 from hardware.io.config_file import DocumentedModel
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -95,7 +96,7 @@ class ModuleKeys(DocumentedModel):
     precision: Literal["bf16", "fp16", "fp8", "fp32"] = "bf16"
     """Number format of the matrix products."""
 
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: OptimizerName = DEFAULT_OPTIMIZER
     """Optimizer, if it trains."""
 
     runtime: str | None = None

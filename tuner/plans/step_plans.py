@@ -12,11 +12,12 @@ import math
 
 import numpy as np
 
+from costmodels.job.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
-from costmodels.sharding.frontends.transformer.training_step import MASTER, MOMENTS
+from costmodels.sharding.frontends.transformer.training_step import MASTER
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.micro_batches import repeat_micro_batches
 from costmodels.sharding.plan import NONE, Plan, violations
@@ -25,7 +26,7 @@ from tuner.planners.sharding.hand_made import EXPERT_AXIS, hand_made, layer_axes
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.layer_plans import LayerTask, plan_layer
 
-_STATES = frozenset((MASTER, *(moment for moments in MOMENTS.values() for moment in moments)))
+_STATES = frozenset((MASTER, *(moment for one in OPTIMIZERS.values() for moment in one.moments)))
 """Last part of the names of an optimizer's states."""
 
 
@@ -90,10 +91,10 @@ def _carry_over(layer: Plan, by_hand: Plan) -> Plan:
 
 def _planned_name(name: str, rows: dict[str, list[int]]) -> str:
     """Return the name of the planned operator that an operator of the step follows."""
-    # layers are planned with Adam's moments, as which all other states of an optimizer lie
+    # layers are planned with the default optimizer's moments, as which all other states of an optimizer lie
     parameter, _, label = name.rpartition(".")
     if label in _STATES:
-        name = f"{parameter}.{MOMENTS['adam'][0]}"
+        name = f"{parameter}.{OPTIMIZERS[DEFAULT_OPTIMIZER].moments[0]}"
     if name in rows:
         return name
     assert name.startswith("layers."), f"{name!r} is in a layer beyond the planned ones"

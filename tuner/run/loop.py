@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from optuna.trial import TrialState, create_trial
 
+from trials.backend import TrialAbility
 from trials.on_ray.executor import RayExecutor
 from tuner.answers.reference import keep_baseline, reference_among
 from tuner.forecast.candidates import candidates_of
@@ -110,7 +111,7 @@ def run_study(
             ledger = Ledger(Tasks(config=config, candidates=candidates, sampler=sampler), held, study)
             budgets = RunBudgets(
                 ledger=ledger,
-                spending=Spending(config.search, occupies_devices=config.backend.trains),
+                spending=Spending(config.search, occupies_devices=TrialAbility.TRAINING in config.backend.abilities),
                 reports=StepReports(study=ledger.study, pruner=make_pruner(config)) if config.search.prune else None,
             )
         except KeyboardInterrupt:  # reading a large study takes seconds

@@ -23,7 +23,7 @@ from hardware.io.config_file import parse_yaml, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, shown_url
 from hardware.price_file import Prices
 from hardware.trace_file import read_trace
-from trials.backend import AbstractBackend, Observation, Status
+from trials.backend import AbstractBackend, Observation, Status, TrialAbility
 from trials.knobs.knob import Knob, today_of
 from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
 from tuner.knobs.known_knob import KnownKnob
@@ -288,7 +288,7 @@ def _knobs_of(entries: Entries, catalog: KnobCatalog | None, subject: AbstractSu
 
 def _check_knobs(keys: StudyKeys, knobs: Sequence[Knob], backend: AbstractBackend) -> None:
     """Check that the study's trials can set knobs, and run each at full size."""
-    if knobs and not backend.takes_knobs:
+    if knobs and TrialAbility.KNOBS not in backend.abilities:
         raise ConfigError(
             "need trials that can set them",
             key="space.knobs",
@@ -345,9 +345,9 @@ def _resolved_planning(
     chosen: LayerPlanning, keys: PlannerKeys, backend: AbstractBackend, subject: AbstractSubject
 ) -> LayerPlanning:
     """Return the planner of layers; under `auto` it is the plan by hand unless trials and framework run others."""
-    if chosen.is_auto and not (backend.runs_plans and subject.setting.runtime.runs_plans):
+    if chosen.is_auto and not (TrialAbility.PLANS in backend.abilities and subject.setting.runtime.runs_plans):
         return LayerPlanning()
-    if backend.runs_plans or chosen.name == "megatron":
+    if TrialAbility.PLANS in backend.abilities or chosen.name == "megatron":
         return chosen
     raise ConfigError(
         "needs trials that run plans, because others shard layers as Megatron does",
@@ -367,7 +367,7 @@ def _current_observation(keys: StudyKeys, backend: AbstractBackend) -> Observati
         return None
     if keys.current is None:
         raise ConfigError("needs `current`, the configuration that was measured", key="measured")
-    if not backend.trains or backend.clock != "wall":
+    if TrialAbility.TRAINING not in backend.abilities or backend.clock != "wall":
         raise ConfigError(
             "needs trials that train for real: a step of your cluster compares with no simulated or replayed one",
             key="measured",
@@ -454,8 +454,9 @@ def _search(keys: SearchOptions, backend: AbstractBackend, objective: tuple[str,
     If trials train for real, the fastest configurations are measured again, because replication costs less than a wrong
     answer. A baseline is tried first, unless the study has a current configuration.
     """
-    repeats = keys.repeats if keys.repeats is not None else USUAL_REPEATS if backend.trains else 0
-    baseline = backend.trains if keys.baseline is None else keys.baseline
+    trains = TrialAbility.TRAINING in backend.abilities
+    repeats = keys.repeats if keys.repeats is not None else USUAL_REPEATS if trains else 0
+    baseline = trains if keys.baseline is None else keys.baseline
     known = {"repeats": repeats, "baseline": baseline}
     return keys.model_copy(update=known if objective == (STEP_TIME,) else known | {"prune": False, "repeats": 0})
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from costmodels.job.proxy_job import Reduction, least_layers
+from costmodels.job.proxy_job import least_layers
 from hardware.io.errors import ConfigError
-from trials.backend import AbstractBackend
+from trials.backend import AbstractBackend, TrialAbility
 from trials.registry import TrialKeys
 from trials.trial_keys import ProxyOptions
 from tuner.subject.contract import AbstractSubject
@@ -21,8 +21,7 @@ def proxy_options(
     wanted = keys.proxy
     if wanted is None:
         return None
-    job, cluster = subject.setting.job, subject.cluster
-    model = job.model
+    model, cluster = subject.setting.job.model, subject.cluster
     layers = wanted.layers if isinstance(wanted.layers, int) else None
     if len(cluster.groups) > 1:
         raise ConfigError(
@@ -30,8 +29,7 @@ def proxy_options(
             key="trial.proxy",
             nearest="leave proxy out",
         )
-    one_host = Reduction(hosts=1, layers=model.num_layers, global_batch_size=job.global_batch_size)
-    if backend.reduced(one_host) is None:
+    if TrialAbility.PROXIES not in backend.abilities:
         raise ConfigError(
             f"cannot be run by the backend {keys.backend}, which can only run its own job",
             key="trial.proxy",

@@ -10,7 +10,7 @@ from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from trials.backend import AbstractBackend
+from trials.backend import AbstractBackend, TrialAbility
 from tuner.space.dimensions import SEARCHED
 from tuner.space.enumeration import SpaceOptions, active_rules, impossible_values
 from tuner.space.fewer_hosts import IDLE_HOSTS, is_on_fewer
@@ -124,14 +124,16 @@ def runnable_options(
         ConfigError: the study asks for layouts that its trials cannot run, or the current configuration is one.
     """
     asked = keys.assignment or ()
-    if not backend.runs_stage_degrees and ("stage_tp" in asked or (current and current.assignment.stage_tp)):
+    if TrialAbility.STAGE_DEGREES not in backend.abilities and (
+        "stage_tp" in asked or (current and current.assignment.stage_tp)
+    ):
         raise ConfigError(
             "has tensor degrees of stages, which trials of this study cannot run",
             key="space.assignment" if "stage_tp" in asked else "current.assignment",
             value="stage_tp",
             nearest="trial.backend: simulated, or a command without trial.flags that reads {assignment}",
         )
-    if backend.leaves_hosts_idle:
+    if TrialAbility.IDLE_HOSTS in backend.abilities:
         return options
     if IDLE_HOSTS in asked:
         raise ConfigError(

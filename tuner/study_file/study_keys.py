@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
+from costmodels.job.optimizers import DEFAULT_OPTIMIZER, OptimizerName
 from hardware.io.config_file import DocumentedModel
 from trials.registry import DEFAULT_TRIAL, TrialKeys
 from trials.trial_keys import PositiveInt
@@ -54,7 +55,7 @@ class JobKeys(DocumentedModel):
     precision: Literal["bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32"] = "bf16"
     """Number format of the matrix products."""
 
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: OptimizerName = DEFAULT_OPTIMIZER
     """Optimizer, which determines the states of each parameter."""
 
     declare_keys(vars(), JOB_CHOICES)

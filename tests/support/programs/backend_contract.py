@@ -3,8 +3,12 @@
 import math
 import pickle
 
+import pytest
+
 from costmodels.job.proxy_job import Reduction
-from trials.backend import MAX_LOG_TAIL, Observation, Status
+from trials.backend import MAX_LOG_TAIL, Observation, Status, TrialAbility
+
+SMALLER = Reduction(hosts=1, layers=8, global_batch_size=16)
 
 
 class BackendContract:
@@ -33,10 +37,15 @@ class BackendContract:
         assert capfd.readouterr().out == ""
 
     def test_a_smaller_job_is_measured_in_the_same_way_or_not_at_all(self, backend):
-        """The backend of a smaller job has the same origin; one that cannot measure it says None."""
-        smaller = backend.reduced(Reduction(hosts=1, layers=8, global_batch_size=16))
+        """The backend of a smaller job has the same origin and abilities; one that cannot measure it is not asked."""
+        if TrialAbility.PROXIES not in backend.abilities:
+            with pytest.raises(AssertionError, match="its own job only"):
+                backend.reduced(SMALLER)
+            return
 
-        assert smaller is None or smaller.origin == backend.origin
+        smaller = backend.reduced(SMALLER)
+
+        assert (smaller.origin, smaller.abilities) == (backend.origin, backend.abilities)
 
 
 class RepeatableBackendContract(BackendContract):
@@ -53,7 +62,7 @@ class RepeatableBackendContract(BackendContract):
 
     def test_a_backend_pickles(self, backend):
         """It reaches its workers as it is, and so does that of a smaller job."""
-        smaller = backend.reduced(Reduction(hosts=1, layers=8, global_batch_size=16))
+        smaller = [backend.reduced(SMALLER)] if TrialAbility.PROXIES in backend.abilities else []
 
-        for one in filter(None, (backend, smaller)):
+        for one in (backend, *smaller):
             assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301 # our own bytes

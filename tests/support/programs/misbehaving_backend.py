@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from costmodels.job.parallel_config import ParallelConfig
-from costmodels.job.proxy_job import Reduction
 from trials.backend import AbstractBackend, Observation, OnStart, OnStep, Origin, Status, ignore_start, ignore_step
 
 DEEDS = (
@@ -56,9 +55,6 @@ class MisbehavingBackend(AbstractBackend):
     def expected_steps(self, config: ParallelConfig) -> int | None:
         """Return many steps for a trial that keeps stepping, else None for unknown."""
         return NUM_STEPS if DEEDS[config.mbs - 1] == "step_on" else None
-
-    def reduced(self, to: Reduction) -> None:
-        """Return None, because this backend has no job to reduce."""
 
     def measure(
         self,

@@ -6,8 +6,8 @@ from typing import get_args
 
 import pytest
 
-from costmodels.job.proxy_job import Reduction
 from costmodels.job.runtime import find_runtime, other_runtimes
+from trials.backend import TrialAbility
 from trials.own_step import World
 from trials.registry import DEFAULT_TRIAL, TrialKeys
 from trials.trial_keys import AbstractTrialKeys
@@ -46,26 +46,21 @@ def test_a_replay_restricts_the_candidates_and_a_simulation_does_not():
     assert simulated.candidates(()) is None
     assert json.dumps(replay.describe()).count("sha256") == 1
     assert simulated.describe() == {}
-    assert replay.with_layer_changes(()) is None
-    assert simulated.with_layer_changes(()) == simulated
 
 
-def test_trials_in_jax_and_simulations_run_plans():
-    """Backends that shard layers by any plan say so, and all others shard them as their framework does."""
-    runs = {name: load_study(STUDIES / name).backend.runs_plans for name in ("cpu-jax.yaml", "cpu-gpt.yaml")}
-    simulated = load_study(STUDIES / "llama3-8b-dgx-h100.yaml").backend
-
-    assert runs == {"cpu-jax.yaml": True, "cpu-gpt.yaml": False}
-    assert simulated.runs_plans
-
-
-def test_trials_in_torch_run_planned_layers_where_the_runtime_does():
-    """With runtime torch-planned every candidate runs as a plan; the trainer shards layers as Megatron does."""
-    planned, trainer = (load_study(STUDIES / f"cpu-{name}.yaml").backend for name in ("torch-planned", "gpt"))
-
-    assert planned.with_layer_changes(()) == planned
-    assert planned.reduced(Reduction(hosts=1, layers=1, global_batch_size=8)) is None
-    assert trainer.with_layer_changes(()) is None
+@pytest.mark.parametrize(
+    ("study", "expected"),
+    [
+        ("ultrascale-llama-8b-128", set()),
+        ("llama3-8b-dgx-h100", set(TrialAbility) - {TrialAbility.TRAINING}),
+        ("cpu-jax", {TrialAbility.TRAINING, TrialAbility.PLANS, TrialAbility.PROXIES}),
+        ("cpu-gpt", {TrialAbility.TRAINING, TrialAbility.PROXIES}),
+        ("cpu-torch-planned", {TrialAbility.TRAINING, TrialAbility.PLANS}),
+    ],
+)
+def test_backends_say_what_their_trials_can_do(study, expected):
+    """Trials in torch run plans with runtime torch-planned, and the trainer shards layers as Megatron does."""
+    assert load_study(STUDIES / f"{study}.yaml").backend.abilities == expected
 
 
 @pytest.mark.parametrize("name", ["jax-reference", "torch-planned"])

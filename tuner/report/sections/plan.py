@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from costmodels.job.parallel_config import HAND
+from trials.backend import TrialAbility
 from tuner.plans.layer_planning import shape_text
 from tuner.plans.layer_plans import differences_in_words
 from tuner.report.data import ReportData
@@ -34,7 +35,12 @@ def plan_section(data: ReportData) -> Html:
     return section(
         "plan",
         TITLE,
-        tag("p", _describe(plan, has_run=chosen.plan != HAND, is_trained=data.config.backend.trains)),
+        tag(
+            "p",
+            _describe(
+                plan, has_run=chosen.plan != HAND, is_trained=TrialAbility.TRAINING in data.config.backend.abilities
+            ),
+        ),
         _collectives(plan),
         _differences(plan),
         _pins(plan),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.training_job import NARROW_BYTES, TrainingJob
 from costmodels.sharding.frontends.transformer.experts import chunk_sizes, combine, dispatch, routing, shared_gate
 from costmodels.sharding.frontends.transformer.layers import (
@@ -58,7 +59,7 @@ def transformer_graph(
     *,
     micro_batch_size: int,
     num_layers: int | None = None,
-    optimizer: str = "adam",
+    optimizer: str = DEFAULT_OPTIMIZER,
     has_masters: bool = False,
 ) -> Graph:
     """Build the graph of one training step of one micro-batch: forward pass, backward pass and update.

@@ -10,15 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from costmodels.job.optimizers import MOMENT_BYTES, OPTIMIZERS
 from costmodels.sharding.dims import Place, Rule, rule_of
 from costmodels.sharding.graph import INPUT, STATE, Graph, GraphBuilder, Tensor, TensorKind
 from hardware.io.errors import ConfigError, did_you_mean
-
-STATE_BYTES = 4
-"""Size of one element of an optimizer state: float32, whatever the precision of the parameters."""
-
-MOMENTS: Mapping[str, tuple[str, ...]] = {"adam": ("first_moment", "second_moment"), "sgd": ("momentum",)}
-"""Names of the moments that an optimizer keeps for each parameter."""
 
 MASTER = "master"
 """Name of the float32 copy of a narrower parameter, which an optimizer updates in its place."""
@@ -193,23 +188,23 @@ class TrainingStep:
         Raises:
             ConfigError: The optimizer is unknown.
         """
-        if optimizer not in MOMENTS:
+        if optimizer not in OPTIMIZERS:
             raise ConfigError(
-                "is not known", key="optimizer", value=optimizer, nearest=did_you_mean(optimizer, MOMENTS)
+                "is not known", key="optimizer", value=optimizer, nearest=did_you_mean(optimizer, OPTIMIZERS)
             )
-        labels = (*MOMENTS[optimizer], *((MASTER,) if self.has_masters else ()))
+        labels = (*OPTIMIZERS[optimizer].moments, *((MASTER,) if self.has_masters else ()))
         for number in self._parameters:
             array = self.tensor(number)
             moments = [
                 self._builder.source(
-                    STATE, f"{array.name}.{label}", array.shape, STATE_BYTES, TensorKind.OPTIMIZER, array.dim_names
+                    STATE, f"{array.name}.{label}", array.shape, MOMENT_BYTES, TensorKind.OPTIMIZER, array.dim_names
                 )
                 for label in labels
             ]
             states = [number, *moments]
             results = (
                 Result(kind=TensorKind.PARAMETER),
-                *(Result(label=label, kind=TensorKind.OPTIMIZER, element_bytes=STATE_BYTES) for label in labels),
+                *(Result(label=label, kind=TensorKind.OPTIMIZER, element_bytes=MOMENT_BYTES) for label in labels),
             )
             # One fused operator per parameter reads the parameter, its gradient, its moments and its copy.
             operands = [number, self.gradient(number), *moments]
@@ -248,7 +243,7 @@ class TrainingStep:
     def _element_bytes(self, result: Result) -> float:
         if result.element_bytes is not None:
             return result.element_bytes
-        return STATE_BYTES if self.has_masters and result.kind is TensorKind.GRADIENT else self.element_bytes
+        return MOMENT_BYTES if self.has_masters and result.kind is TensorKind.GRADIENT else self.element_bytes
 
     def _dims_of(self, pattern: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
         key = (f"-> {pattern}",)

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trials.backend import Observation, Status
+from trials.backend import Observation, Status, TrialAbility
 from trials.command.backend import CommandBackend
 from tuner.answers.gain import Compared, Known
 from tuner.answers.reference import Reference
@@ -127,7 +127,7 @@ def test_without_a_gain_nothing_pays_back(trained, gain):
 
 def test_steps_of_another_clock_pay_nothing_back(trained):
     """Seconds of a virtual clock are not those by which trials are paid."""
-    virtual = replace(trained, backend=SimpleNamespace(clock="virtual", trains=True))
+    virtual = replace(trained, backend=SimpleNamespace(clock="virtual", abilities={TrialAbility.TRAINING}))
 
     assert payback_of(virtual, compared_with(trained, 3.0, 1.5), [record(trained, step_times_s=(3.0,))]) is None
 

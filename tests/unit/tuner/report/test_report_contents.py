@@ -15,7 +15,7 @@ from tests.support.studies.report_pages import (
     study_of,
     visible,
 )
-from trials.backend import Observation, Status
+from trials.backend import Observation, Status, TrialAbility
 from tuner.report import collect
 from tuner.report.sections.accuracy import likely_ranges_s
 from tuner.report.sections.breakdown import worth_showing
@@ -74,7 +74,8 @@ def test_real_device_hours_are_told_apart_from_start_up(data):
     class Training:
         """A backend as the report sees it."""
 
-        clock, origin, trains, source_in_words = "wall", "measured", True, "measured"
+        clock, origin, source_in_words = "wall", "measured", "measured"
+        abilities = frozenset({TrialAbility.TRAINING})
 
         def candidates(self, _opened):
             """Every candidate may be measured."""

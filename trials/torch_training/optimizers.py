@@ -1,9 +1,10 @@
-"""Optimizers' updates of one parameter, or of a rank's part of it."""
+"""Optimizers in torch: their updates of one parameter, or of a rank's part of it, and those of torch itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+import torch
 from torch import Tensor
 
 from trials.training.numerics import ADAM_EPSILON, FIRST_DECAY, LEARNING_RATE, SECOND_DECAY, WEIGHT_DECAY
@@ -40,3 +41,13 @@ def sgd(parameter: Tensor, gradient: Tensor, momentum: Tensor, *, step: int) -> 
 
 UPDATES: Mapping[str, Callable[..., tuple[Tensor, ...]]] = {"adam": adam, "sgd": sgd}
 """What each optimizer's update computes."""
+
+
+def optimizer_of(name: str, weights: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return torch's optimizer of a name for some weights, with the same constants."""
+    # a tied table is a weight of two modules, and is updated once
+    parameters = list({id(weight): weight for weight in weights}.values())
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=FIRST_DECAY)
+    betas = (FIRST_DECAY, SECOND_DECAY)
+    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=betas, weight_decay=WEIGHT_DECAY)
