@@ -9,7 +9,6 @@ import pytest
 
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.job.proxy_job import Reduction
 from costmodels.job.training_job import TrainingJob
 from tests.support.programs.backend_contract import BackendContract
 from tests.support.programs.small_backends import cluster_of
@@ -119,20 +118,3 @@ def test_a_candidate_that_the_rules_exclude_is_never_run(opened):
     """
     with pytest.raises(AssertionError, match="equal micro-batches"):
         opened(backend_of()).measure(replace(CONFIG, mbs=3), trial_number=0)
-
-
-def test_the_clock_is_the_wall_where_every_device_has_a_core():
-    """With more devices than cores nobody gets a wall clock without asking for it."""
-    assert backend_of(cores=4).clock == "wall"
-    assert backend_of(cores=3).clock == "virtual"
-    assert backend_of(cores=3, chosen_clock="wall").clock == "wall"
-
-
-def test_a_proxy_job_has_the_clock_of_its_study():
-    """A job on fewer hosts, whose devices would each have a core, is measured by the virtual clock of the whole one."""
-    whole = backend_of(hosts=2, cores=2)
-    smaller = whole.reduced(Reduction(hosts=1, layers=1, global_batch_size=2))
-
-    assert replace(smaller, chosen_clock="auto").clock == "wall"
-    assert smaller.clock == whole.clock == "virtual"
-    assert (smaller.cluster.num_hosts, smaller.job.global_batch_size) == (1, 2)
