@@ -16,12 +16,11 @@ pytest.importorskip("torch", reason="steps in torch need torch: pip install 'mes
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.sharding.plan import cost_of
 from hardware.io.errors import ConfigError
-from tests.support.studies.in_process_executor import InProcessExecutor
 from trials.backend import Status
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from trials.torch_training.rank_setup import TORCH_RANKS
-from tuner import load_study, rank, run_study
+from tuner import load_study, rank
 from tuner.answers.export import export_configuration
 from tuner.cli.main import app
 from tuner.storage.stored_studies import StoredStudies
@@ -61,10 +60,6 @@ def step_with_optimizer():
 def step_on_meta():
     x = torch.empty(8, 32, device="meta")
     return Net(device="meta"), (x, x), squared
-
-
-def odd_step():
-    return step(rows=6)
 
 
 def large_step():
@@ -157,17 +152,6 @@ def test_candidates_are_meshes_times_plans_at_their_planned_cost(study):
     assert plain.dims_of(names["inputs.0"])[0] == sharded.dims_of(names["inputs.0"])[0] == ("data",)
     assert plain.dims_of(names["up.weight"]) == ((), ())
     assert ("data",) in sharded.dims_of(names["up.weight"])
-
-
-def test_meshes_that_do_not_divide_the_batch_are_left_out_with_the_reason(study):
-    """With six rows, four devices along `data` are left out, and the reason names the sizes that there are."""
-    config = load_study(study("own_program:odd_step"))
-    space = config.space()
-
-    assert space.removed == {"data": 1}
-    assert config.subject.reasons_against(config.options, ParallelConfig(dp=4, zero_stage=0), space) == {
-        "data": "data=4 divides the first dim of no input, its batch (sizes: 6)"
-    }
 
 
 def test_statistics_that_a_step_replaces_are_no_batch(study):
@@ -349,15 +333,3 @@ def test_one_command_after_the_other(study, tmp_path, meshtune, monkeypatch):
         done = CliRunner().invoke(app, refused)
         assert isinstance(done.exception, ConfigError) or done.exit_code == 2
         assert why in f"{done.output}{done.exception}"
-
-
-def test_simulated_trials_answer_for_any_cluster(study):
-    """A study of GPUs is simulated to its end, and a resumed run takes what it found."""
-    file = study(cluster={"name": "dgx-h100", "hosts": 1}, trial={"backend": "simulated", "operator_error": 0.1})
-    config = load_study(file)
-    result = run_study(config, executor=InProcessExecutor(config.backend))
-
-    assert result.best is not None
-    again = load_study(file)
-    assert run_study(again, executor=InProcessExecutor(again.backend)).stop_reason == result.stop_reason
-    assert again.subject.plans.as_json() == config.subject.plans.as_json()
