@@ -71,6 +71,29 @@ def normed_step():
     return net, (torch.randn(8, 32), torch.randn(8, 32)), squared
 
 
+class Routed(nn.Module):
+    def __init__(self, experts=4, width=64):
+        super().__init__()
+        self.router = nn.Linear(32, experts)
+        self.up = nn.Parameter(0.1 * torch.randn(experts, 32, width))
+        self.down = nn.Parameter(0.1 * torch.randn(experts, width, 32))
+
+    def forward(self, x):
+        # each token takes the next of an expert's eight slots; those beyond are dropped
+        scores, chosen = self.router(x).topk(2)
+        weights = x.new_zeros((*x.shape[:2], len(self.up))).scatter(-1, chosen, scores.softmax(-1))
+        turn = (weights > 0).cumsum(1) - 1
+        places = ((weights > 0)[..., None] & (turn[..., None] == torch.arange(8))).to(x.dtype)
+        made = torch.einsum("ebsh,ehf->ebsf", torch.einsum("btes,bth->ebsh", places, x), self.up).relu()
+        return torch.einsum(
+            "btes,ebsh->bth", places * weights[..., None], torch.einsum("ebsf,efh->ebsh", made, self.down)
+        )
+
+
+def step_with_experts():
+    return Routed(), (torch.randn(8, 16, 32), torch.randn(8, 16, 32)), squared
+
+
 def not_a_step():
     return squared
 
@@ -161,7 +184,10 @@ def test_statistics_that_a_step_replaces_are_no_batch(study):
     assert {grid.config(position).tp for position in range(len(grid))} == {1, 2, 4}
 
 
-@pytest.mark.parametrize(("factory", "clock"), [("step", "virtual"), ("step_with_optimizer", "cpu"), ("step", "wall")])
+@pytest.mark.parametrize(
+    ("factory", "clock"),
+    [("step", "virtual"), ("step_with_optimizer", "cpu"), ("step_with_experts", "cpu"), ("step", "wall")],
+)
 def test_trials_train_the_users_module_as_one_process_does(study, measured, factory, clock):
     """Each plan's last loss is that of one process under the same optimizer, with a time by the study's clock."""
     config = load_study(study(f"own_program:{factory}", devices=2, trial=trial_keys(clock=clock)))
