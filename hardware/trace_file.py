@@ -27,7 +27,7 @@ from pathlib import Path
 
 from hardware.cluster import Cluster
 from hardware.dynamics import INTER, INTRA, HostEvent, LinkEvent, Trace
-from hardware.io.config_file import read_text
+from hardware.io.config_file import number_in, read_text
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.link import spelling_key
 
@@ -167,15 +167,8 @@ def _header(cells: list[str], place: str) -> list[str]:
     return cells
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text) if "_" not in text else None
-    except ValueError:
-        return None
-
-
 def _time_s(row: _Row, before: _Placed | None) -> float:
-    time_s = _number(row.time_s)
+    time_s = number_in(row.time_s)
     if time_s is None or not math.isfinite(time_s) or time_s < 0:
         raise row.mistake("time_s", "must be a finite number of seconds, 0 or more")
     if before is not None and time_s < before[1].time_s:
@@ -196,9 +189,9 @@ def _event(row: _Row, time_s: float, names: _Names) -> LinkEvent | HostEvent:
 
 def _share(row: _Row, link: str | tuple[int, ...]) -> float:
     is_host = not isinstance(link, str) and len(link) == 1
-    share = _number(row.share)
+    share = number_in(row.share)
     if share is None or math.isnan(share) or share < 0:
-        percent = _number(row.share.removesuffix("%"))
+        percent = number_in(row.share.removesuffix("%"))
         raise row.mistake(
             "share",
             "must be a number above 0 and at most 1" + f", or for a host {LOST} or {BACK}" * is_host,

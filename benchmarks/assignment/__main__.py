@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.assignment.contest_file import read_problem
 from benchmarks.assignment.problem import AssignmentProblem
 from benchmarks.assignment.solve import solve
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import Limits
 
@@ -39,18 +39,13 @@ costs of B and G optimal.
 
 def main(arguments: list[str] | None = None) -> int:
     """Solve the files one after the other and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.assignment",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("assignment", __doc__)
     parser.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="problems in the contest's JSON format, optionally gzipped"
     )
     parser.add_argument("--time-limit", type=count_at_least(1), default=60, help="seconds for each run (60)")
     parser.add_argument("--cpu", action="store_true", help="count this process's CPU seconds, not those on the wall")
     parser.add_argument("--seeds", type=count_at_least(1), default=1, help="runs of each file (1)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("assignment", parser.parse_args(arguments), measure, show)
 
 

@@ -16,7 +16,6 @@ writes the problems of some seeds as files of the contest's form.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from numpy.random import Generator
 
 from benchmarks.assignment.contest_file import write_problem
 from benchmarks.assignment.problem import AssignmentProblem, problem_of
-from benchmarks.support.timing import count_at_least, tell
+from benchmarks.support.timing import benchmark_parser, count_at_least, tell
 from hardware.arrays import FloatArray
 
 _WHOLE, _ROWS, _COLUMNS = 0, 1, 2
@@ -169,11 +168,7 @@ class _Drawing:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the problems and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.assignment.synthetic",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("assignment.synthetic", __doc__, has_json=False)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder for the files")
     parser.add_argument("--seeds", type=count_at_least(1), default=8, help="number of problems (8)")
     parser.add_argument("--from", type=count_at_least(0), default=0, dest="first", help="first seed (0)")

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.assignment.problem import problem_of
 from benchmarks.assignment.solve import solve
 from benchmarks.judges.planner import graph_of, mesh_from
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from costmodels.sharding.plan import Plan, cost_of
 from tuner.planners.engine.outcome import Limits
 from tuner.planners.planning import PlannerOptions, plan_graph
@@ -36,16 +36,11 @@ _UNITS_PER_S = 1e9
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.assignment.whole_plans",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("assignment.whole_plans", __doc__)
     parser.add_argument("--models", nargs="+", default=["llama3-8b", "mixtral-8x7b"], help="models of the catalog")
     parser.add_argument("--meshes", nargs="+", default=["data=2,model=4", "data=8,model=8"], help="axes of each mesh")
     parser.add_argument("--layers", type=count_at_least(1), help="layers of each model (as few as show every kind)")
     parser.add_argument("--time-limit", type=count_at_least(1), default=8, help="seconds of the assignment (8)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("whole_plans", parser.parse_args(arguments), measure, show)
 
 

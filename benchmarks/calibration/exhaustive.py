@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import kendalltau
 
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from costmodels.calibration.fitting import calibrate
 from costmodels.calibration.measured_runs import COLUMNS, GIB, MeasuredRun, read_measured
 from costmodels.job.parallel_config import DEGREES, ConfigGrid
@@ -52,18 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.calibration.exhaustive",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("calibration.exhaustive", __doc__)
     parser.add_argument("study", type=Path, help="study file with trial: {backend: torch}")
     parser.add_argument("--out", type=Path, required=True, help="CSV file to write or to continue")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="replace a key of the study")
     parser.add_argument("--repeats", type=count_at_least(1), default=2, help="number of rounds (2)")
     parser.add_argument("--source", default="meshtune-cpu", help="value of the column `source` (meshtune-cpu)")
     parser.add_argument("--judge-only", action="store_true", help="judge the file without measuring missing trials")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
 
 

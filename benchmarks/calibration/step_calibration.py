@@ -21,7 +21,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 
 from benchmarks.support.problems import Group, Problem, problem_of, read_groups, read_runs
 from benchmarks.support.searchers import thompson
-from benchmarks.support.timing import answer, count_at_least, publish, searching, tell
+from benchmarks.support.timing import add_history, answer, count_at_least, publish, searching, tell
 from benchmarks.support.trial_metrics import quantile
 from benchmarks.support.workers import mapper
 from costmodels.calibration.measured_runs import MeasuredRun
@@ -82,15 +81,8 @@ def _print(result: Mapping[str, Any]) -> None:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = searching("calibration.step_calibration", __doc__)
-    parser.add_argument(
-        "--history",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="CSV",
-        help="measured runs that are known before the search",
-    )
+    parser = searching("calibration.step_calibration", __doc__, least=10)
+    add_history(parser)
     parser.add_argument("--seeds", type=count_at_least(1), default=5, help="runs of the sampler on each group (5)")
     parser.add_argument(
         "--trials",
@@ -98,13 +90,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=(0, 3, 6, 10),
         help="comma-separated numbers of trials after which to compare (0,3,6,10)",
     )
-    parser.add_argument(
-        "--min-candidates",
-        type=count_at_least(2),
-        default=10,
-        help="leave out groups with fewer candidates, timed or failed (10)",
-    )
-    parser.add_argument("--runtime", help="runtime profile that predicts the runs of every source")
     return parser.parse_args(argv)
 
 

@@ -37,8 +37,7 @@ PUBLISHED = {"Calculon, 24 configurations": 0.76, "FlexParallel, the same": 0.86
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the figures and return the exit status."""
-    parser = searching("calibration.surrogate_tau", __doc__)
-    parser.add_argument("--runtime", help="runtime profile that predicts the runs of every source")
+    parser = searching("calibration.surrogate_tau", __doc__, least=20)
     parser.add_argument(
         "--trials",
         type=count_at_least(0),
@@ -47,12 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="numbers of trials after which to compare (0 3 6 10)",
     )
     parser.add_argument("--seeds", type=count_at_least(1), default=5, help="searches of each group (5)")
-    parser.add_argument(
-        "--min-candidates",
-        type=count_at_least(2),
-        default=20,
-        help="leave out groups with fewer candidates, timed or failed (20)",
-    )
     return answer("surrogate_tau", parser.parse_args(argv), _measure, _print)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.calibration.measured_operators import MeasuredOperators
 from benchmarks.calibration.operator_calibration import FEWEST_MEASURED, by_kind, held_out
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from costmodels.operators.isolated import IsolatedCall, isolated_call_s, isolated_role
 from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.io.errors import ConfigError
@@ -44,14 +44,9 @@ Times = dict[IsolatedCall, float]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print both tables and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.calibration.training_operators",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("calibration.training_operators", __doc__)
     parser.add_argument("study", type=Path, help="study file with trial: {backend: torch}")
     parser.add_argument("--configs", type=count_at_least(1), default=8, help="configurations to train (8)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("training_operators", parser.parse_args(argv), _measure, _print)
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.fuzz_tally import Counts, counted
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from hardware.io.errors import ConfigError
 from tests.fuzz.targets import TARGETS
 
@@ -149,11 +149,7 @@ def show(found: Mapping[str, Any]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Fuzz the selected targets and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.endurance.fuzz",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("endurance.fuzz", __doc__)
     parser.add_argument(
         "--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="NAME", help="targets to fuzz (all)"
     )
@@ -165,7 +161,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--folder", type=Path, default=Path("build/fuzz"), help="folder for corpora and defects (build/fuzz)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(arguments)
     status = answer("fuzz", given, figures, show)
     return status or int(any(True for name in given.targets for _ in _defects(_folder(given.folder, name))))

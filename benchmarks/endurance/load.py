@@ -58,7 +58,7 @@ from sqlalchemy import insert
 
 from benchmarks.endurance.storage_cost import PASSWORD, Stopwatch
 from benchmarks.support.postgresql_server import postgresql_server, server_programs
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from trials.backend import AbstractBackend, Observation, Status
@@ -551,11 +551,7 @@ def _show(figures: dict[str, Any]) -> None:
 
 def main() -> int:
     """Measure, print the tables and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.endurance.load",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("endurance.load", __doc__)
     usual = [name for name in STORAGES if name != "postgresql" or server_programs() is not None]
     parser.add_argument("--trials", type=count_at_least(1), default=10000, help="trials of the study (10000)")
     parser.add_argument(
@@ -567,7 +563,6 @@ def main() -> int:
     )
     parser.add_argument("--folder", type=Path, help="folder that keeps the study (a temporary folder)")
     parser.add_argument("--unopened", action="store_true", help="do not measure the commands that open the study")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("load", parser.parse_args(), measured, _show)
 
 

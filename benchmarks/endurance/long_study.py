@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.support.process_table import marked_processes, session_processes
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from hardware.io.errors import ConfigError
 
 MARKS = (10, 100, 256, 500, 1000, 1500, 2000, 2500, 3000)
@@ -90,14 +90,9 @@ class Moment:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.endurance.long_study",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("endurance.long_study", __doc__)
     parser.add_argument("--trials", type=count_at_least(1), default=3000, help="trials of the study; default 3000")
     parser.add_argument("--parallel", type=count_at_least(1), default=2, help="trials at the same time; default 2")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("long_study", parser.parse_args(argv), _measure, _print)
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks.support.process_table import marked_processes
 from benchmarks.support.ray_nodes import RayNodes
-from benchmarks.support.timing import answer, count_at_least, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, tell
 from trials.backend import Status
 from tuner.answers.fewer_hosts import phases_in
 from tuner.run.following import FOLLOW_AFTER_S
@@ -80,11 +80,7 @@ MODEL = ROOT / "configs" / "models" / "gpt-small.yaml"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the study once and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.endurance.lost_hosts",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("endurance.lost_hosts", __doc__)
     parser.add_argument("--trials", type=count_at_least(7), default=16, help="trials of the study (16)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the study (0)")
     parser.add_argument(
@@ -93,7 +89,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=FOLLOW_AFTER_S,
         help="time for which nodes have to be gone or back before the study follows [s] (30)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("lost_hosts", parser.parse_args(argv), _measure, _print)
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.support.process_table import below, marked_processes
 from benchmarks.support.ray_nodes import RayNodes
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from tuner.storage.opening import find_study
 from tuner.storage.record import TrialRecord, read_records
 from tuner.study_file.storage_address import StorageAddress
@@ -69,16 +69,11 @@ GONE_LIMIT_S = 30.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all rounds and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.endurance.lost_node",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("endurance.lost_node", __doc__)
     parser.add_argument("--rounds", type=count_at_least(1), default=5, help="rounds, each with fresh nodes (5)")
     parser.add_argument("--trials", type=count_at_least(4), default=6, help="trials of each study (6)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="kinds of trials (both)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first study (0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("lost_node", parser.parse_args(argv), _measure, _print)
 
 

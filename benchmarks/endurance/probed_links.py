@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.support.shaped_hosts import ShapedHosts, missing
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from hardware.io.errors import ConfigError
 from tuner.watch.hosts import Seat
 from tuner.watch.link_shares import Links, Steps
@@ -41,13 +41,8 @@ FAULTS = (("h1 at a tenth", 1, 0.1, 0.1), ("h2 receives at a quarter", 2, 1.0, 0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Probe the hosts and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.endurance.probed_links",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("endurance.probed_links", __doc__)
     parser.add_argument("--probes", type=count_at_least(1), default=20, help="probes beside each kind of traffic (20)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("probed_links", parser.parse_args(argv), _measure, _print)
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.support.process_table import marked_processes, running_ranks
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from tuner.run.loop import run_study
 from tuner.study_file.config import load_study
 
@@ -53,14 +53,9 @@ PAUSE_S = (4.0, 16.0)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the study and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.endurance.rank_faults",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("endurance.rank_faults", __doc__)
     parser.add_argument("--trials", type=count_at_least(1), default=20, help="trials of the study (20)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the study and of the faults (0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("rank_faults", parser.parse_args(argv), _measure, _print)
 
 

@@ -46,7 +46,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import Transaction
 
 from benchmarks.support.postgresql_server import postgresql_server, server_programs
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from trials.backend import Observation, Status
@@ -352,11 +352,7 @@ def _show(figures: dict[str, Any]) -> None:
 
 def main() -> int:
     """Measure, print the table and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.endurance.storage_cost",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("endurance.storage_cost", __doc__)
     usual = [name for name in STORAGES if name != "postgresql" or server_programs() is not None]
     parser.add_argument(
         "--storages", nargs="+", choices=STORAGES, default=usual, help="storages to measure (all that can run here)"
@@ -370,7 +366,6 @@ def main() -> int:
     )
     parser.add_argument("--trials", type=count_at_least(2), default=30, help="trials measured at each size (30)")
     parser.add_argument("--folder", type=Path, help="folder for the files (the usual temporary folder)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("storage_cost", parser.parse_args(), measured, _show)
 
 

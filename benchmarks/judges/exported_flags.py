@@ -15,8 +15,6 @@ counts must be 0, otherwise the exit status is 1.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -24,8 +22,9 @@ from typing import Any
 
 from benchmarks.support.export_samples import MUTATIONS, differences, mutants, samples
 from benchmarks.support.framework_parsers import PARSERS, Parser, Refused
-from benchmarks.support.timing import USERS_MISTAKE, count_at_least, publish, tell
-from hardware.io.errors import ConfigError, did_you_mean
+from benchmarks.support.framework_rows import framework_parser, rows_of
+from benchmarks.support.timing import USERS_MISTAKE, tell
+from hardware.io.errors import ConfigError
 from tests.oracles.frameworks.checks import CHECKS
 from tests.oracles.frameworks.published_rules import facts_of
 from tuner.export import find_exporter
@@ -87,33 +86,12 @@ def failed(row: dict[str, Any]) -> bool:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print a row for each framework and return the exit status."""
-    options = argparse.ArgumentParser(
-        prog="python -m benchmarks.judges.exported_flags",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    options.add_argument("--count", type=count_at_least(1), default=500, help="configurations of each framework (500)")
-    options.add_argument("--target", default=",".join(CHECKS), help="comma-separated frameworks (all)")
-    options.add_argument("--seed", type=count_at_least(0), default=0, help="seed of the draws (0)")
-    options.add_argument("--json", action="store_true", help="print one JSON object")
-    given = options.parse_args(arguments)
-    rows = []
-    for target in given.target.split(","):
-        if target not in CHECKS:
-            tell(f"exported_flags: --target = {target!r}: is no framework; {did_you_mean(target, CHECKS)}")
-            return USERS_MISTAKE
-        try:
-            parser: Parser | None = PARSERS[target]()
-        except ImportError as error:
-            tell(f"{target}: no real parser: {error}")
-            parser = None
-        rows.append(measure(target, given.count, given.seed, parser))
-        for line in rows[-1]["wrong"]:
-            tell(f"{target}: {line}")
-    if given.json:
-        print(json.dumps({"rows": rows}, indent=2))
-    else:
-        publish([{name: value for name, value in row.items() if name != "wrong"} for row in rows], as_json=False)
+    given = framework_parser("judges.exported_flags", __doc__, CHECKS).parse_args(arguments)
+    try:
+        rows = rows_of(given, PARSERS, lambda target, parser: measure(target, given.count, given.seed, parser))
+    except ConfigError as error:
+        tell(f"exported_flags: {error}")
+        return USERS_MISTAKE
     return int(any(failed(row) for row in rows))
 
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.golden_parts import PARTS, record_studies
-from benchmarks.support.timing import tell
+from benchmarks.support.timing import benchmark_parser, tell
 
 FOLDER = Path(__file__).parents[1] / "golden"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -76,18 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.judges.golden_figures",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("judges.golden_figures", __doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=[], metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--write", action="store_true", help="record the figures instead of comparing them")
     parser.add_argument(
         "--folder", type=Path, default=FOLDER, help="folder of the recorded figures (benchmarks/golden)"
     )
     parser.add_argument("--whole", type=Path, metavar="FOLDER", help="also write all figures there, without digests")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(argv)
     given.folder = given.folder.resolve()
     given.whole = given.whole and given.whole.resolve()

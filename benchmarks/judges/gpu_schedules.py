@@ -12,7 +12,6 @@ H100, collectives by the links of its host. Matrix products are left to the libr
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 import time
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.timing import USERS_MISTAKE, publish, tell
+from benchmarks.support.timing import USERS_MISTAKE, benchmark_parser, publish, tell
 from costmodels.sharding.graph import Graph
 from hardware.device import Device
 
@@ -36,11 +35,10 @@ CLUSTER = "dgx-h100"
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser("judges.gpu_schedules", __doc__)
     parser.add_argument("what", choices=("traffic", "overlap"))
     parser.add_argument("programs", nargs="*", help=f"default: {', '.join(TRAFFIC)}, or {', '.join(OVERLAP)}")
     parser.add_argument("--planner", default="descent", help="default: descent")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args()
     if importlib.util.find_spec("jax_plugins.xla_cuda12") is None:
         tell("XLA's compiler for GPUs is missing: pip install jax-cuda12-pjrt jax-cuda12-plugin")

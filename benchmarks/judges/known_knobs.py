@@ -17,8 +17,6 @@ configuration sets beside today's values; refused counts configurations that the
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,10 +29,11 @@ import numpy as np
 
 from benchmarks.support.export_samples import OPENED, samples
 from benchmarks.support.framework_parsers import KNOB_PARSERS, KnobParser, Refused
-from benchmarks.support.timing import USERS_MISTAKE, count_at_least, publish, tell
+from benchmarks.support.framework_rows import framework_parser, rows_of
+from benchmarks.support.timing import USERS_MISTAKE, tell
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
-from hardware.io.errors import did_you_mean
+from hardware.io.errors import ConfigError
 from trials.command.backend import CommandBackend
 from trials.command.host_program import HostPlan
 from trials.command.knob_files import TrialFile
@@ -50,34 +49,20 @@ from tuner.study_file.known_knobs import KnobCatalog
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a row for each framework and return the exit status."""
-    options = argparse.ArgumentParser(
-        prog="python -m benchmarks.judges.known_knobs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    options.add_argument("--count", type=count_at_least(1), default=500, help="configurations of each framework (500)")
-    options.add_argument("--target", default=",".join(KNOB_PARSERS), help="comma-separated frameworks (all)")
-    options.add_argument("--seed", type=count_at_least(0), default=0, help="seed of the draws (0)")
+    options = framework_parser("judges.known_knobs", __doc__, KNOB_PARSERS)
     options.add_argument("--recommended", action="store_true", help="only the knobs that studies get as recommended")
-    options.add_argument("--json", action="store_true", help="print one JSON object")
     given = options.parse_args(arguments)
-    rows = []
-    for target in given.target.split(","):
-        if target not in KNOB_PARSERS:
-            tell(f"known_knobs: --target = {target!r}: is no framework; {did_you_mean(target, KNOB_PARSERS)}")
-            return USERS_MISTAKE
-        try:
-            parser = KNOB_PARSERS[target]()
-        except ImportError as error:
-            tell(f"{target}: no real parser: {error}")
-            continue
-        rows.append(measure(target, given.count, given.seed, parser, only_recommended=given.recommended))
-        for line in rows[-1]["wrong"]:
-            tell(f"{target}: {line}")
-    if given.json:
-        print(json.dumps({"rows": rows}, indent=2))
-    else:
-        publish([{name: value for name, value in row.items() if name != "wrong"} for row in rows], as_json=False)
+
+    def row_of(target: str, parser: KnobParser | None) -> dict[str, Any] | None:
+        if parser is None:
+            return None
+        return measure(target, given.count, given.seed, parser, only_recommended=given.recommended)
+
+    try:
+        rows = rows_of(given, KNOB_PARSERS, row_of)
+    except ConfigError as error:
+        tell(f"known_knobs: {error}")
+        return USERS_MISTAKE
     return int(any(row["refused"] for row in rows))
 
 

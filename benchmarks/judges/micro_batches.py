@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.judges.planned_trials import LAYERS, MODELS, SEQUENCE_LENGTH
 from benchmarks.support.planned_runs import backend_of, cpu_host, run_backends, small
-from benchmarks.support.timing import answer, count_at_least, publish
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
@@ -36,13 +36,8 @@ CONFIGS = tuple(ParallelConfig(dp=2, tp=4, mbs=mbs, zero_stage=1) for mbs in (1,
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the ratios and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.judges.micro_batches",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("judges.micro_batches", __doc__)
     parser.add_argument("--rounds", type=count_at_least(1), default=2, help="trials of each configuration (2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("micro_batches", parser.parse_args(argv), measure, show)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
@@ -98,13 +98,8 @@ CASES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the gains and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.judges.mixed_clusters",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("judges.mixed_clusters", __doc__)
     parser.add_argument("--cases", type=count_at_least(1), default=len(CASES), help="number of clusters (all)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("mixed_clusters", parser.parse_args(argv), measure, show)
 
 

@@ -8,14 +8,13 @@ gap was 5%, the baselines (all modules on all devices in turn, and fixed halves)
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.timing import count_at_least, publish, tell
+from benchmarks.support.timing import benchmark_parser, count_at_least, publish, tell
 from tuner.place.answer import check_answer, place
 from tuner.place.placement_file import read_placement
 
@@ -26,11 +25,10 @@ ACCEPTED_GAP = 0.05
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Search each placement, and print a row for it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser("judges.placements", __doc__)
     parser.add_argument("--time_limit", type=count_at_least(1), default=60, help="time of each search [s]")
     parser.add_argument("--names", nargs="+", choices=NAMES, default=NAMES, help="placements")
     parser.add_argument("--overlap", action="store_true", help="generate for the next step beside the training")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(argv)
     rows = []
     for name in given.names:

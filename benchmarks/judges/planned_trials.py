@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.planned_runs import DEVICES, Kind, Runs, cpu_host, distinct, run_plans, sign_of, small
-from benchmarks.support.timing import answer, count_at_least, publish
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import HAND, ParallelConfig
 from costmodels.job.training_job import TrainingJob
@@ -60,17 +60,12 @@ CASES = DENSE | EXPERTS
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the ratios of all plans and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.judges.planned_trials",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("judges.planned_trials", __doc__)
     parser.add_argument("--backend", choices=("torch", "jax"), nargs="+", default=["torch"], help="backends (torch)")
     parser.add_argument("--models", nargs="+", default=list(CASES), metavar="NAME", help="models (all)")
     parser.add_argument("--planners", choices=PLANNERS, nargs="+", default=list(PLANNERS), help="planners (all)")
     parser.add_argument("--rounds", type=count_at_least(1), default=2, help="trials of each plan (2)")
     parser.add_argument("--tie", type=float, default=0.02, help="difference that trials cannot tell from none (0.02)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("planned_trials", parser.parse_args(argv), measure, show)
 
 

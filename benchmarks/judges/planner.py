@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from costmodels.job.model_catalog import find_model, model_names
 from costmodels.job.proxy_job import least_layers, with_layers
 from costmodels.job.training_job import TrainingJob
@@ -44,11 +44,7 @@ Found = TypeVar("Found")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.judges.planner",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("judges.planner", __doc__)
     parser.add_argument("--models", nargs="+", default=list(model_names()), help="models of the catalog (all)")
     parser.add_argument("--meshes", nargs="+", default=list(MESHES), help=f"axes of each mesh ({' '.join(MESHES)})")
     parser.add_argument("--layers", type=count_at_least(1), help="layers of each model (as few as show every kind)")
@@ -59,7 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--time", type=count_at_least(1), default=60, help="time limit of HiGHS for each graph, in seconds (60)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("planner", parser.parse_args(argv), measure, show)
 
 

@@ -23,24 +23,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.support.sent_bytes import KINDS, Axes, by_kind, planned_bytes, planned_flop, reordered_bytes
-from benchmarks.support.timing import answer, tell
+from benchmarks.support.timing import answer, benchmark_parser, tell
 
 MESHES = ("data=4,model=2",)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.judges.referee",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("judges.referee", __doc__)
     parser.add_argument("--model", nargs="+", default=[], help="names of programs (all small and medium ones)")
     parser.add_argument("--planner", nargs="+", default=["descent"], help="names of planners (descent)")
     parser.add_argument("--mesh", nargs="+", default=list(MESHES), help=f"axes of each mesh ({' '.join(MESHES)})")
     parser.add_argument("--judge", choices=("xla", "shardy", "both"), default="both", help="judges to ask (both)")
     parser.add_argument("--no-numbers", action="store_true", help="do not run the programs to compare their numbers")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(argv)
     _begin_jax(given.mesh)
     return answer("referee", given, measure, show)

@@ -35,7 +35,7 @@ from zlib import crc32
 import numpy as np
 from numpy.random import Generator, default_rng
 
-from benchmarks.support.timing import answer, count_at_least, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, tell
 from benchmarks.support.workers import mapper
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.model_catalog import find_model, model_names
@@ -455,11 +455,7 @@ def show(figures: dict[str, Any]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check all predictions and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{PROGRAM}",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser(PROGRAM, __doc__)
     parser.add_argument("--variants", type=count_at_least(1), default=3, help="variants of each pair (3)")
     parser.add_argument("--deep", type=count_at_least(1), default=1, help="check every N-th variant closely (1)")
     parser.add_argument("--only", metavar="MODEL", help="check only this model of the catalog")
@@ -467,7 +463,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--clusters", nargs="+", metavar="LABEL", help="check only these clusters, such as 'dgx-h100' or 'device B200'"
     )
     parser.add_argument("--workers", type=count_at_least(1), default=2, help="processes (2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     violated: list[bool] = []
 
     def measured(given: argparse.Namespace) -> dict[str, Any]:

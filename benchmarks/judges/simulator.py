@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks.support.timing import answer, count_at_least, median_s, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, median_s, publish, tell
 from benchmarks.support.workers import mapper
 from costmodels.job.parallel_config import DEGREES, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
@@ -129,11 +129,7 @@ class _Feasible:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.judges.simulator",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("judges.simulator", __doc__)
     parser.add_argument("--configs", type=count_at_least(1), default=1000, help="configurations to compare (1000)")
     parser.add_argument("--seed", type=count_at_least(0), default=0, help="seed of the draw (0)")
     parser.add_argument(
@@ -146,7 +142,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--repeats", type=count_at_least(1), default=5, help="repetitions of each timing (5)")
     parser.add_argument("--workers", type=count_at_least(1), default=2, help="worker processes (2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("simulator", parser.parse_args(argv), measure, show)
 
 

@@ -12,7 +12,6 @@ generator draws.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import kendalltau
 
-from benchmarks.support.timing import publish, tell
+from benchmarks.support.timing import benchmark_parser, publish, tell
 from costmodels.simulator.leaders import simulated_times_s
 from costmodels.simulator.simulated_step import simulate_step
 from tuner.forecast.candidates import candidates_of, ranking
@@ -128,16 +127,11 @@ def rows(names: list[str], top: int, drawn: int, seed: int) -> Iterator[dict[str
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.judges.two_fidelities",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("judges.two_fidelities", __doc__)
     parser.add_argument("--studies", nargs="*", choices=list(STUDIES), default=list(STUDIES), help="default: all")
     parser.add_argument("--top", type=int, default=30, help="leaders to simulate; default 30")
     parser.add_argument("--drawn", type=int, default=0, help="further studies that are drawn; default 0")
     parser.add_argument("--seed", type=int, default=1, help="seed of the drawn studies; default 1")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     asked = parser.parse_args()
     publish(list(rows(asked.studies, asked.top, asked.drawn, asked.seed)), as_json=asked.json)
 

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.support.here import run_here
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from costmodels.job.parallel_config import ConfigGrid
 from hardware.dynamics import HostEvent, Interval, LinkEvent, Trace
 from hardware.trace_file import read_trace
@@ -55,11 +55,7 @@ Choose = Callable[[Standing, Present, float], Verdict]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare the ways on all days, and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.judges.watched_day",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("judges.watched_day", __doc__)
     parser.add_argument("--days", type=count_at_least(0), default=12, help="random days (12)")
     parser.add_argument("--first-seed", type=count_at_least(0), default=0, help="seed of the first random day (0)")
     parser.add_argument("--trials", type=count_at_least(0), default=8, help="trials of the study before the days (8)")
@@ -68,7 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--restart", type=float, nargs="+", default=[120.0, 900.0], help="--switch-restart [s] (120 900)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("watched_day", parser.parse_args(argv), _measure, _print)
 
 

@@ -31,7 +31,7 @@ from benchmarks.launch_scripts.megatron_truth import megatron_truth
 from benchmarks.launch_scripts.study import Outcome, study_of
 from benchmarks.launch_scripts.trainer_truth import trainer_truth
 from benchmarks.launch_scripts.truth import NOTHING, UNKNOWN, Truth
-from benchmarks.support.timing import answer, tell
+from benchmarks.support.timing import answer, benchmark_parser, tell
 from hardware.io.errors import ConfigError
 from tuner.capture.run_script import Capture, capture
 from tuner.imports.captured import import_captured
@@ -66,14 +66,9 @@ class Judged:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the verdicts and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.launch_scripts",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("launch_scripts", __doc__)
     parser.add_argument("folder", type=Path, help="folder with one folder of scripts for each project")
     parser.add_argument("--only", default="", metavar="TEXT", help="only scripts whose path holds this text")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("launch_scripts", parser.parse_args(argv), _measure, _print)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from hardware.link import Link
 from tests.oracles.stage_milp import plan_stages_by_milp
 from tuner.planners.engine.branch_and_bound import branch_and_bound
@@ -42,8 +42,7 @@ MOMENTS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 def main() -> int:
     """Time the planners on both problems and return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = benchmark_parser("papers.branch_and_bound", __doc__)
     parser.add_argument("--workers", type=count_at_least(1), default=2, help="worker processes (2)")
     parser.add_argument("--limit", type=count_at_least(1), default=60, help="seconds per search (60)")
     return answer("branch_and_bound", parser.parse_args(), measure, show)

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.support.timing import answer, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, publish, tell
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import Assignment
@@ -106,12 +106,7 @@ CASES = (
 
 def main() -> int:
     """Print the tables of figure 6 and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.papers.heterogeneous",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = benchmark_parser("papers.heterogeneous", __doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME", help="names of the models (all)")
     return answer("heterogeneous", parser.parse_args(), measure, show)
 

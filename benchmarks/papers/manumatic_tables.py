@@ -31,7 +31,7 @@ from benchmarks.papers.manumatic_rows import (
     Scored,
     rows_of,
 )
-from benchmarks.support.timing import answer, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, publish, tell
 from tuner.planners.sharding.recursive import ORDERS
 
 PAPER: dict[int, dict[str, float]] = {
@@ -78,11 +78,7 @@ CHANGES: dict[int, dict[str, dict[str, Any]]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.papers.manumatic_tables",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("papers.manumatic_tables", __doc__)
     parser.add_argument(
         "--table", type=int, choices=tuple(SCENARIOS), nargs="+", default=list(SCENARIOS), help="tables (all)"
     )
@@ -94,7 +90,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="orders of D-Rec's visits (price reverse)",
     )
     parser.add_argument("--sweep", action="store_true", help="change one assumption at a time; takes minutes")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("manumatic_tables", parser.parse_args(argv), measure, show)
 
 

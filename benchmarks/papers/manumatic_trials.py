@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.papers.manumatic_rows import D_REC, EXPERT, FULL, MEGATRON, PIN, SCENARIOS, WIDE, Scenario, candidates
 from benchmarks.papers.manumatic_tables import PAPER, swapped
 from benchmarks.support.planned_runs import cpu_host, run_plans, small
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.plan import Plan, cost_of
 from tuner.planners.sharding.recursive import ORDERS
@@ -36,11 +36,7 @@ BATCHES = {1: (8, 256), 2: (4, 512), 3: (2, 1024)}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the rows and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.papers.manumatic_trials",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("papers.manumatic_trials", __doc__)
     parser.add_argument(
         "--table", type=int, choices=tuple(SCENARIOS), nargs="+", default=list(SCENARIOS), help="tables (all)"
     )
@@ -50,7 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--row", choices=ROWS, nargs="+", default=list(ROWS), help="rows beside D-Rec's (all)")
     parser.add_argument("--backend", choices=("torch", "jax"), default="torch", help="backend of the trials (torch)")
     parser.add_argument("--rounds", type=count_at_least(1), default=2, help="trials of each plan (2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("manumatic_trials", parser.parse_args(argv), measure, show)
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.papers.toast_planners import OURS, PLANNERS, Problem, cell_of
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from benchmarks.support.workers import mapper
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import Graph
@@ -90,11 +90,7 @@ class Task:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.papers.toast_tables",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("papers.toast_tables", __doc__)
     parser.add_argument("--models", nargs="+", help=f"names of models ({' '.join(MODELS)})")
     parser.add_argument("--clusters", nargs="+", help=f"names of clusters ({' '.join(CLUSTERS)})")
     parser.add_argument(
@@ -110,7 +106,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--automap", type=count_at_least(0), default=0, help="states of the AutoMap-like search (0)")
     parser.add_argument("--jobs", type=count_at_least(1), default=1, help="worker processes (1)")
     parser.add_argument("--quick", action="store_true", help="plan three small graphs on eight A100")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("toast_tables", parser.parse_args(argv), measure, show)
 
 

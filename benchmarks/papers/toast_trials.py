@@ -24,7 +24,7 @@ from benchmarks.judges.planned_trials import agreement
 from benchmarks.papers.toast_planners import PLANNERS, Problem
 from benchmarks.support.planned_runs import OPTIONS, cpu_host, distinct, run_backends, sign_of
 from benchmarks.support.referee_cases import BASE, widened
-from benchmarks.support.timing import answer, count_at_least, publish
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish
 from benchmarks.zoo import Decoder, GraphNetwork, Mixture, Program, UNet
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.sharding.device_mesh import DeviceMesh
@@ -113,16 +113,11 @@ class GivenPlan:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the ratios of all plans and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.papers.toast_trials",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("papers.toast_trials", __doc__)
     parser.add_argument("--models", choices=tuple(MODELS), nargs="+", default=list(MODELS), help="models (all)")
     parser.add_argument("--planners", choices=CHOICES, nargs="+", default=list(CHOICES), help="planners (all)")
     parser.add_argument("--rounds", type=count_at_least(1), default=2, help="trials of each plan (2)")
     parser.add_argument("--tie", type=float, default=0.02, help="difference that trials cannot tell from none (0.02)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("toast_trials", parser.parse_args(argv), measure, show)
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from benchmarks.support.workers import mapper
 from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import DEGREES, ConfigGrid, ParallelConfig
@@ -86,16 +86,11 @@ class Compared:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.papers.uneven_stages",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("papers.uneven_stages", __doc__)
     parser.add_argument("--batch", type=count_at_least(1), default=32, help="sequences of a step (32, assumed)")
     parser.add_argument("--hosts", type=count_at_least(1), default=8, help="hosts of eight devices (8)")
     parser.add_argument("--pp", type=count_at_least(2), nargs="+", help="numbers of stages (all that are possible)")
     parser.add_argument("--workers", type=count_at_least(1), default=2, help="worker processes (2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("uneven_stages", parser.parse_args(argv), measure, show)
 
 

@@ -31,7 +31,7 @@ from optuna.trial import TrialState
 
 from benchmarks.support.knob_peers import KNOB_PEERS, missing
 from benchmarks.support.knob_worlds import KNOBS, KnobProblem, KnobWorld, knob_problem, knob_world
-from benchmarks.support.timing import USERS_MISTAKE, count_at_least, publish, tell
+from benchmarks.support.timing import USERS_MISTAKE, benchmark_parser, count_at_least, publish, tell
 from benchmarks.support.trial_metrics import quantile
 from benchmarks.support.workers import mapper
 from hardware.io.errors import ConfigError, did_you_mean
@@ -105,11 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.search.knob_search",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("search.knob_search", __doc__)
     parser.add_argument("--study", default="llama3-8b-dgx-h100", help="study of configs/studies")
     parser.add_argument(
         "--knobs", type=int, default=len(KNOBS), choices=range(1, len(KNOBS) + 1), help="number of knobs"
@@ -120,7 +116,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--within", type=float, default=0.02, help="regret that is reach of the best; default 0.02")
     parser.add_argument("--peers", default="", help=f"other optimizers, of {','.join(KNOB_PEERS)}; default none")
     parser.add_argument("--workers", type=count_at_least(1), default=1, help="processes; default 1")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
 
 

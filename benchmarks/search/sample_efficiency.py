@@ -29,7 +29,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ from benchmarks.support.peers import PEERS, missing
 from benchmarks.support.problems import Group, Problem, problem_of, read_groups, read_runs
 from benchmarks.support.search_figures import figures_of_group, figures_over_groups, finite, print_searches
 from benchmarks.support.searchers import AbstractSearcher, prior, run_trials, thompson, uniform
-from benchmarks.support.timing import answer, count_at_least, searching, tell
+from benchmarks.support.timing import add_history, answer, count_at_least, searching, tell
 from benchmarks.support.trial_metrics import Trials
 from benchmarks.support.workers import mapper
 from costmodels.calibration.fidelity import GROUP
@@ -79,24 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = searching("search.sample_efficiency", __doc__)
-    parser.add_argument(
-        "--history",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="CSV",
-        help="measured runs that are known before the search",
-    )
+    parser = searching("search.sample_efficiency", __doc__, least=20)
+    add_history(parser)
     parser.add_argument("--samplers", default=",".join(USUAL), help=f"comma-separated samplers ({','.join(USUAL)})")
     parser.add_argument("--seeds", type=count_at_least(1), default=20, help="runs of each sampler on each group (20)")
-    parser.add_argument(
-        "--min-candidates",
-        type=count_at_least(2),
-        default=20,
-        help="leave out groups with fewer candidates, timed or failed (20)",
-    )
-    parser.add_argument("--runtime", help="runtime profile that predicts the runs of every source")
     parser.add_argument(
         "--trials",
         type=count_at_least(1),

@@ -40,7 +40,7 @@ import numpy as np
 
 from benchmarks.papers.flexparallel import STUDIES, TABLE_2
 from benchmarks.support.searchers import Thompson
-from benchmarks.support.timing import USERS_MISTAKE, count_at_least, publish, tell
+from benchmarks.support.timing import USERS_MISTAKE, benchmark_parser, count_at_least, publish, tell
 from benchmarks.support.trial_metrics import quantile
 from benchmarks.support.workers import mapper
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
@@ -172,11 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.search.simulated_worlds",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("search.simulated_worlds", __doc__)
     parser.add_argument("--studies", default=",".join(SEARCHED), help="comma-separated names of studies (all)")
     parser.add_argument("--seeds", type=count_at_least(1), default=10, help="worlds of each study (10)")
     parser.add_argument(
@@ -189,7 +185,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--first", choices=FIRST, default=FIRST[0], help=f"configuration of the first trial ({FIRST[0]})"
     )
     parser.add_argument("--workers", type=count_at_least(1), default=2, help="worker processes (2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(argv)
 
 

@@ -14,7 +14,6 @@ knobs, for the best of these.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import sys
@@ -31,7 +30,7 @@ from optuna.trial import TrialState
 
 from benchmarks.support.knob_peers import KNOB_PEERS, missing
 from benchmarks.support.knob_worlds import KnobProblem
-from benchmarks.support.timing import USERS_MISTAKE, count_at_least, publish, tell
+from benchmarks.support.timing import USERS_MISTAKE, benchmark_parser, count_at_least, publish, tell
 from benchmarks.support.trial_metrics import quantile
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.io.errors import ConfigError, did_you_mean
@@ -91,17 +90,12 @@ Pair = tuple[int, tuple[int, ...]]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.search.trained_knobs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("search.trained_knobs", __doc__)
     parser.add_argument("--seeds", type=count_at_least(1), default=20, help="searches of each kind; default 20")
     parser.add_argument("--steps", type=count_at_least(1), default=6, help="measured steps of a pair; default 6")
     parser.add_argument("--pairs", type=count_at_least(2), help="pairs to measure, by chance; by default all")
     parser.add_argument("--within", type=float, default=0.02, help="regret that is reach of the best; default 0.02")
     parser.add_argument("--peers", default="", help=f"other optimizers, of {','.join(KNOB_PEERS)}; default none")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = parser.parse_args(argv)
     peers = [name for name in given.peers.split(",") if name]
     for name in peers:

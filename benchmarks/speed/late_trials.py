@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.endurance.load import STUDY, rss_mib, seed
 from benchmarks.endurance.storage_cost import EndingTrials, Stopwatch, drawn_at_random
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from tuner.run.loop import run_study
 from tuner.study_file.config import load_study
 
@@ -74,16 +74,11 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print the table and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.late_trials",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("speed.late_trials", __doc__)
     parser.add_argument(
         "--at", nargs="+", type=count_at_least(1), default=[1000, 10000], help="trials that have ended (1000 10000)"
     )
     parser.add_argument("--trials", type=count_at_least(2), default=40, help="trials measured at each size (40)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("late_trials", parser.parse_args(), measured, lambda figures: publish(figures["rows"], as_json=False))
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.support.timing import answer, count_at_least, median_s, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, median_s, publish, tell
 from costmodels.sharding.device_mesh import mesh_of
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan import cost_of
@@ -32,11 +32,7 @@ MESHES = ("data=4,model=2", "data=16,model=8", "data=64,model=8")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.planning_time",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("speed.planning_time", __doc__)
     parser.add_argument(
         "--layers",
         type=count_at_least(1),
@@ -46,7 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--meshes", nargs="+", default=list(MESHES), help=f"axes of each mesh ({' '.join(MESHES)})")
     parser.add_argument("--repeats", type=count_at_least(1), default=3, help="timings of D-Rec (3)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("planning_time", parser.parse_args(argv), measure, show)
 
 

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from benchmarks.support.timing import answer, count_at_least, publish, tell
+from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from costmodels.sharding.device_mesh import DeviceMesh, mesh_of
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan import cost_of
@@ -100,11 +100,7 @@ class Traced:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speed.search_time",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = benchmark_parser("speed.search_time", __doc__)
     parser.add_argument(
         "--tables", nargs="+", choices=TABLES, default=list(TABLES), help=f"tables to compute ({' '.join(TABLES)})"
     )
@@ -122,7 +118,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--repeats", type=count_at_least(1), default=3, help="timings of TOAST and D-Rec (3)")
     parser.add_argument("--quick", action="store_true", help="measure small steps")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     return answer("search_time", parser.parse_args(argv), measure, show)
 
 

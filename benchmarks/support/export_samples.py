@@ -28,7 +28,7 @@ from tests.oracles.frameworks import deepspeed, gpt_neox, megatron, mindspeed, n
 from tests.oracles.frameworks.published_rules import Facts, facts_of
 from tuner.export import Export
 from tuner.export.flag_table import Values
-from tuner.export.flagscale import key_of
+from tuner.export.megatron_flags import underscored
 from tuner.export.nemo import FIELDS
 from tuner.export.parts import layers_of_parts
 from tuner.export.torchtitan_main import recipe_lines
@@ -410,7 +410,7 @@ def mutants(target: str, export: Export, values: Values, setting: Setting) -> It
 def _write_export(target: str, export: Export, values: Mapping[str, Any]) -> Export:
     """Write values in the format of the target's exports."""
     if target == "flagscale":
-        keys = {key_of(key): list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        keys = {underscored(key): list(value) if isinstance(value, tuple) else value for key, value in values.items()}
         return replace(export, text=yaml.safe_dump({"system": keys}))
     if target in ("deepspeed", "gpt-neox", "nanotron"):
         # Dotted keys become nested mappings, as the JSON and YAML files have them.

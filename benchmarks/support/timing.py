@@ -44,18 +44,33 @@ def arguments(description: str, **options: int) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def searching(program: str, description: str | None) -> argparse.ArgumentParser:
-    """Make the parser of a benchmark that searches measured groups: `--measured`, `--workers` and `--json`.
+def benchmark_parser(program: str, description: str | None, *, has_json: bool = True) -> argparse.ArgumentParser:
+    """Make the parser of a benchmark, with `--json`.
 
     Args:
         program: Module of the benchmark below `benchmarks`.
         description: Text of its help, usually the module's docstring.
+        has_json: Whether the benchmark can print one JSON object.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{program}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    if has_json:
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def searching(program: str, description: str | None, *, least: int | None = None) -> argparse.ArgumentParser:
+    """Make the parser of a benchmark that searches measured groups: `--measured`, `--workers` and `--json`.
+
+    Args:
+        program: Module of the benchmark below `benchmarks`.
+        description: Text of its help, usually the module's docstring.
+        least: Usual number of candidates of the smallest group, which adds `--min-candidates` and `--runtime`.
+    """
+    parser = benchmark_parser(program, description)
     parser.add_argument(
         "--measured",
         nargs="+",
@@ -65,8 +80,27 @@ def searching(program: str, description: str | None) -> argparse.ArgumentParser:
         help="files with the groups to search (all of configs/measured/runs)",
     )
     parser.add_argument("--workers", type=count_at_least(1), default=2, help="worker processes (2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    if least is not None:
+        parser.add_argument(
+            "--min-candidates",
+            type=count_at_least(2),
+            default=least,
+            help=f"leave out groups with fewer candidates, timed or failed ({least})",
+        )
+        parser.add_argument("--runtime", help="runtime profile that predicts the runs of every source")
     return parser
+
+
+def add_history(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--history`."""
+    parser.add_argument(
+        "--history",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="CSV",
+        help="measured runs that are known before the search",
+    )
 
 
 def count_at_least(least: int) -> Callable[[str], int]:

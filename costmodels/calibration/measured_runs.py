@@ -25,7 +25,7 @@ from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, RECOMPUTE_MODES, ParallelConfig, Value
 from costmodels.job.training_job import RECOMPUTE_MODULES
 from costmodels.job.uneven_work import Assignment
-from hardware.io.config_file import read_text
+from hardware.io.config_file import number_in, read_text
 from hardware.io.errors import ConfigError, did_you_mean, quote_value
 
 SIZE_COLUMNS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts", "topk", "moe_ffn")
@@ -147,7 +147,7 @@ class _Row:
         text = self.cells[column]
         if not text:
             return None
-        number = _parse_number(text)
+        number = number_in(text)
         if number is None or not math.isfinite(number) or number < 0:
             raise ConfigError("must be a number of at least 0, or empty", key=column, value=text, file=self.place)
         return number
@@ -371,7 +371,7 @@ def _select_rows(rows: list[_Row], where: Mapping[str, object], files: str) -> l
     for column, value in where.items():
         left = [row for row in matching if _is_equal(row.cells[column], value)]
         if not left:
-            values = sorted({row.cells[column] for row in matching}, key=lambda text: (_parse_number(text) or 0, text))
+            values = sorted({row.cells[column] for row in matching}, key=lambda text: (number_in(text) or 0, text))
             others = [name for name in where if name != column]
             given = f" in the rows with the {', '.join(others)} asked for" if len(matching) < len(rows) else ""
             rule, nearest = f"matches no row{given}", f"the column has {_list_values(values)}"
@@ -383,15 +383,8 @@ def _select_rows(rows: list[_Row], where: Mapping[str, object], files: str) -> l
 def _is_equal(cell: str, wanted: object) -> bool:
     if wanted is None:
         return not cell
-    numbers = _parse_number(cell), _parse_number(str(int(wanted) if isinstance(wanted, bool) else wanted))
+    numbers = number_in(cell), number_in(str(int(wanted) if isinstance(wanted, bool) else wanted))
     return numbers[0] == numbers[1] if None not in numbers else cell == str(wanted)
-
-
-def _parse_number(text: str) -> float | None:
-    try:
-        return float(text) if "_" not in text else None
-    except ValueError:
-        return None
 
 
 def _list_values(values: Iterable[object], limit: int = 12) -> str:

@@ -175,6 +175,14 @@ _CoreLoader.add_constructor(
 )
 
 
+def number_in(text: str) -> float | None:
+    """Return the number of a cell of a table; None if it is no number."""
+    try:
+        return float(text) if "_" not in text else None
+    except ValueError:
+        return None
+
+
 def read_text(path: Path, *, most_bytes: int = MAX_FILE_BYTES) -> str:
     """Read the text of a configuration file.
 

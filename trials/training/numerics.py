@@ -7,11 +7,13 @@ same for the same seed. States and data depend on the seed and on names alone, w
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
+from costmodels.sharding.dims import Place
 from costmodels.sharding.frontends.transformer.training_step import MASTER
 from costmodels.sharding.graph import INPUT, STATE, Graph, Op, TensorKind
 from costmodels.sharding.micro_batches import count_micro_batches
@@ -61,6 +63,15 @@ def initial_state(graph: Graph, op: Op, seed: int) -> NDArray[np.float32]:
     if reader.endswith("_norm"):
         return np.ones(shape, np.float32)
     return small_normal(op.name, shape, seed)
+
+
+def einsum_equation(operands: Sequence[Place], result: Place) -> str:
+    """Return the equation of a product that sums over all factors that the result lacks; each dim is a letter."""
+    letters: dict[tuple[int, ...], str] = {}
+    words = [
+        "".join(letters.setdefault(dim, chr(ord("a") + len(letters))) for dim in place) for place in (*operands, result)
+    ]
+    return f"{','.join(words[:-1])}->{words[-1]}"
 
 
 def whole_batch(graph: Graph, seed: int) -> dict[str, NDArray[np.int32]]:

@@ -21,7 +21,14 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import numbers_in_words
 from tuner.export.exporter import Export
-from tuner.export.parts import HOST_MEMORY, closing_notes, describe_uneven_work, layers_of_parts
+from tuner.export.parts import (
+    HOST_MEMORY,
+    closing_notes,
+    describe_uneven_work,
+    layers_of_parts,
+    num_micro_batches,
+    without_experts,
+)
 from tuner.export.sequences import script_notes
 
 VERSIONS = "DeepSpeed 0.19; checked with 0.19.8"
@@ -49,7 +56,7 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
         "comments": [str(config), f"Versions: {VERSIONS}", *notes],
         "train_batch_size": job.global_batch_size,
         "train_micro_batch_size_per_gpu": config.mbs,
-        "gradient_accumulation_steps": max(job.global_batch_size // (config.dp * config.mbs), 1),
+        "gradient_accumulation_steps": num_micro_batches(setting, config),
         "zero_optimization": {
             "stage": config.zero_stage,
             "overlap_comm": setting.runtime.overlaps_gradients,
@@ -74,6 +81,16 @@ def offloads(config: ParallelConfig) -> bool:
 def offload_section(config: ParallelConfig) -> dict[str, Any]:
     """Return the keys of `zero_optimization` that keep the optimizer's states on the host; empty if they stay."""
     return {"offload_optimizer": {"device": "cpu", "pin_memory": True}} if offloads(config) else {}
+
+
+def zero_notes(config: ParallelConfig) -> list[str]:
+    """Return notes on the ZeRO stage beside a pipeline, and on offloading."""
+    notes = []
+    if config.zero_stage > 1 and config.pp > 1:
+        notes.append(f"zero_stage: DeepSpeed's pipeline rejects stage {config.zero_stage}; it supports 0 and 1")
+    if config.offload != "none":
+        notes.append(HOST_MEMORY if offloads(config) else "offload: DeepSpeed offloads with ZeRO 1 or more only")
+    return notes
 
 
 def _uses_auto_tp(config: ParallelConfig) -> bool:
@@ -132,10 +149,7 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
         )
     if config.ep > 1:
         notes += _expert_notes(setting, config)
-    if config.zero_stage > 1 and config.pp > 1:
-        notes.append(f"zero_stage: DeepSpeed's pipeline rejects stage {config.zero_stage}; it supports 0 and 1")
-    if config.offload != "none":
-        notes.append(HOST_MEMORY if offloads(config) else "offload: DeepSpeed offloads with ZeRO 1 or more only")
+    notes += zero_notes(config)
     if config.recompute == "full" and config.pp == 1:
         notes.append("recompute: call model.gradient_checkpointing_enable() in the training script")
     if config.recompute == "selective":
@@ -149,7 +163,7 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
 def _expert_notes(setting: Setting, config: ParallelConfig) -> list[str]:
     """Return the note that says how the experts are split."""
     if not setting.job.model.is_moe:
-        return [f"ep: {config.ep} has no effect, because the model has no experts"]
+        return [without_experts(config)]
     if _uses_auto_ep(setting, config):
         return [
             "ep: AutoEP supports Hugging Face models only; split the experts of any other model in the training script"

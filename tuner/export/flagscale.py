@@ -21,7 +21,7 @@ from costmodels.step.pipeline.stage_degrees import stage_variants, widest_varian
 from tuner.export.exporter import Export
 from tuner.export.flag_table import FlagValue, read_flags
 from tuner.export.megatron import environment, export_megatron
-from tuner.export.megatron_flags import GLOBAL, LAYOUT, MEGATRON_FLAGS, MICRO, SEQUENCE
+from tuner.export.megatron_flags import GLOBAL, LAYOUT, MEGATRON_FLAGS, MICRO, SEQUENCE, underscored
 from tuner.export.parts import format_comments, layers_of_parts
 
 VERSIONS = "FlagScale whose Megatron-LM is that of megatron-core 0.16 to 0.19; checked with 0.19.2"
@@ -49,10 +49,10 @@ def export_flagscale(setting: Setting, config: ParallelConfig) -> Export:
             section = model.setdefault("optimizer", {})  # the section of that name holds the flag of that name
         else:
             section = system if group is None else system.setdefault(group, {})
-        section[key_of(flag)] = _as_yaml(value)
+        section[underscored(flag)] = _as_yaml(value)
     told = exported.notes
     if len(set(config.assignment.stage_tp)) > 1:
-        system.pop(key_of(LAYOUT), None)  # meshes have a list of layers instead
+        system.pop(underscored(LAYOUT), None)  # meshes have a list of layers instead
         system["sequence_parallel"] = True  # as FlagScale demands; meshes with tp=1 switch it off by themselves
         system["hetero"], unlike = _meshes(setting, config)
         told = (*(note for note in told if not note.startswith(("stage_tp:", "pp: the layout"))), *unlike)
@@ -95,11 +95,6 @@ def _meshes(setting: Setting, config: ParallelConfig) -> tuple[dict[str, Any], t
         "hetero_current_device_type; meshes take the nodes in the order of the types",
     )
     return section, notes
-
-
-def key_of(flag: str) -> str:
-    """Return the key of the file that becomes a flag."""
-    return flag.removeprefix("--").replace("-", "_")
 
 
 def _as_yaml(value: FlagValue) -> Any:

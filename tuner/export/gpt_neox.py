@@ -17,9 +17,9 @@ import yaml
 from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
-from tuner.export.deepspeed import offload_section, offloads
+from tuner.export.deepspeed import offload_section, zero_notes
 from tuner.export.exporter import Export
-from tuner.export.parts import HOST_MEMORY, closing_notes, describe_uneven_work, format_comments
+from tuner.export.parts import closing_notes, describe_uneven_work, format_comments, num_micro_batches, without_experts
 from tuner.export.sequences import script_notes
 
 VERSIONS = "GPT-NeoX 2.0 and later; the keys that it hands on are checked with DeepSpeed 0.19.8"
@@ -39,7 +39,7 @@ def export_gpt_neox(setting: Setting, config: ParallelConfig) -> Export:
         "seq_length": job.sequence_length,
         "train_batch_size": job.global_batch_size,
         "train_micro_batch_size_per_gpu": config.mbs,
-        "gradient_accumulation_steps": max(job.global_batch_size // (config.dp * config.mbs), 1),
+        "gradient_accumulation_steps": num_micro_batches(setting, config),
         "zero_optimization": {"stage": config.zero_stage, **offload_section(config)},
         "checkpoint_activations": config.recompute == "full",
         "checkpoint_num_layers": 1,
@@ -78,11 +78,8 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
     if config.up > 1:
         notes.append(f"up: GPT-NeoX has no Ulysses attention; {config.up} is not exported")
     if config.ep > 1 and not job.model.is_moe:
-        notes.append(f"ep: {config.ep} has no effect, because the model has no experts")
-    if config.zero_stage > 1 and config.pp > 1:
-        notes.append(f"zero_stage: DeepSpeed's pipeline rejects stage {config.zero_stage}; it supports 0 and 1")
-    if config.offload != "none":
-        notes.append(HOST_MEMORY if offloads(config) else "offload: DeepSpeed offloads with ZeRO 1 or more only")
+        notes.append(without_experts(config))
+    notes += zero_notes(config)
     if config.recompute == "selective":
         notes.append("recompute: GPT-NeoX recomputes whole layers or nothing; selective is exported as none")
     if job.precision in ("fp8", "nvfp4", "tf32"):

@@ -9,8 +9,11 @@ flags that sharded gradients and weights require).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.parts import (
@@ -21,6 +24,7 @@ from tuner.export.parts import (
     describe_uneven_work,
     export_flags,
     layers_of_parts,
+    without_experts,
 )
 from tuner.export.sequences import megatron_sequences
 
@@ -38,6 +42,13 @@ BLOCK = (
     "needs no more memory than the plan, but takes longer"
 )
 """Advice for configurations whose stages recompute different numbers of layers."""
+
+RECOMPUTE_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "none": (),
+    "selective": ("--recompute-granularity selective",),
+    "full": ("--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"),
+}
+"""Flags of each kind of recomputation, without the modules of a selective one."""
 
 _WITH_BF16 = ("bf16", "fp8", "nvfp4")
 """Precisions that need --bf16; fp8 and nvfp4 add a narrower format for matrix products."""
@@ -183,7 +194,7 @@ def _context(setting: Setting, config: ParallelConfig) -> Part:
 def experts(setting: Setting, config: ParallelConfig) -> Part:
     """Return the flags of expert parallelism, including the tensor parallel degree of the experts."""
     if not setting.job.model.is_moe:
-        note = f"ep: {config.ep} has no effect, because the model has no experts"
+        note = without_experts(config)
         return Part(notes=(note,) if config.ep > 1 else ())
     flags = (
         f"--expert-model-parallel-size {config.ep}",
@@ -227,12 +238,17 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
             "--ckpt-format fsdp_dtensor",
             *(("--outer-dp-sharding-strategy no_shard",) if copies > 1 else ()),
         ]
-    if config.dp * config.cp * config.up > 1 and runtime.overlaps_gradients:
-        flags.append("--overlap-grad-reduce")
-        if stage and runtime.overlaps_weight_gather:
-            flags.append("--overlap-param-gather")
+    flags += overlap_flags(runtime, config, is_sharded=stage > 0)
     note = f"zero_stage: Megatron-LM can shard the optimizer states of Adam only, not of {setting.job.optimizer}"
     return Part(flags=tuple(flags), notes=(note,) if stage < config.zero_stage else ())
+
+
+def overlap_flags(runtime: RuntimeProfile, config: ParallelConfig, *, is_sharded: bool) -> list[str]:
+    """Return the flags of transfers of gradients and weights beside compute."""
+    if config.dp * config.cp * config.up == 1 or not runtime.overlaps_gradients:
+        return []
+    gathers = is_sharded and runtime.overlaps_weight_gather
+    return ["--overlap-grad-reduce", *(["--overlap-param-gather"] if gathers else [])]
 
 
 def _offload(setting: Setting, config: ParallelConfig) -> Part:
@@ -255,12 +271,8 @@ def _offload(setting: Setting, config: ParallelConfig) -> Part:
 
 def _recompute(setting: Setting, config: ParallelConfig) -> Part:
     modules = " ".join(setting.job.recompute_modules)
-    flags = {
-        "none": (),
-        "selective": ("--recompute-granularity selective", f"--recompute-modules {modules}"),
-        "full": ("--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"),
-    }
-    return Part(flags=flags[config.recompute])
+    named = (f"--recompute-modules {modules}",) if config.recompute == "selective" else ()
+    return Part(flags=(*RECOMPUTE_FLAGS[config.recompute], *named))
 
 
 def _precision(setting: Setting, _: ParallelConfig) -> Part:

@@ -13,7 +13,17 @@ from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.megatron import ARRAY, BLOCK, batch, environment, experts, head_comments, tensor
+from tuner.export.megatron import (
+    ARRAY,
+    BLOCK,
+    RECOMPUTE_FLAGS,
+    batch,
+    environment,
+    experts,
+    head_comments,
+    overlap_flags,
+    tensor,
+)
 from tuner.export.parts import Part, closing_notes, describe_uneven_work, export_flags, layers_of_parts
 from tuner.export.sequences import mindspeed_sequences
 
@@ -95,28 +105,20 @@ def _context(setting: Setting, config: ParallelConfig) -> Part:
 
 def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
     """Return the flags of data parallelism. The distributed optimizer (ZeRO 1) is the only sharding available."""
-    runtime, job = setting.runtime, setting.job
+    job = setting.job
     stage = min(config.zero_stage, 1) if "mindspeed" in OPTIMIZERS[job.optimizer].sharded_by else 0
     flags = ["--use-distributed-optimizer"] if stage else []
-    if config.dp * config.cp * config.up > 1 and runtime.overlaps_gradients:
-        flags.append("--overlap-grad-reduce")
-        if stage and runtime.overlaps_weight_gather:
-            flags.append("--overlap-param-gather")
+    flags += overlap_flags(setting.runtime, config, is_sharded=stage > 0)
     why = "shards the optimizer states only" if stage else f"cannot shard the states of {job.optimizer}"
     note = f"zero_stage: MindSpeed-LLM {why}; stage {config.zero_stage} is exported as {stage}"
     return Part(flags=tuple(flags), notes=(note,) if stage < config.zero_stage else ())
 
 
 def _recompute(setting: Setting, config: ParallelConfig) -> Part:
-    flags = {
-        "none": (),
-        "selective": ("--recompute-granularity selective",),
-        "full": ("--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"),
-    }
     modules = setting.job.recompute_modules
     note = f"recompute: selective recomputation in MindSpeed-LLM covers the core attention, not {', '.join(modules)}"
     other = config.recompute == "selective" and modules != ("core_attn",)
-    return Part(flags=flags[config.recompute], notes=(note,) if other else ())
+    return Part(flags=RECOMPUTE_FLAGS[config.recompute], notes=(note,) if other else ())
 
 
 def _precision(setting: Setting) -> Part:

@@ -18,7 +18,7 @@ from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.parts import closing_notes, describe_uneven_work, format_comments
+from tuner.export.parts import closing_notes, describe_uneven_work, format_comments, num_micro_batches, without_experts
 from tuner.export.sequences import script_notes
 
 VERSIONS = "nanotron 0.4, and its repository for the keys that a note names; checked with 0.4"
@@ -50,7 +50,7 @@ def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:
         "tokens": {
             "sequence_length": job.sequence_length,
             "micro_batch_size": config.mbs,
-            "batch_accumulation_per_replica": max(job.global_batch_size // (config.dp * config.mbs), 1),
+            "batch_accumulation_per_replica": num_micro_batches(setting, config),
         },
         "optimizer": {"zero_stage": min(config.zero_stage, 1)},
     }
@@ -84,7 +84,7 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
         notes.append(
             f"ep: nanotron cannot place the {config.ep} expert parallel ranks within dp; each rank holds all experts"
             if job.model.is_moe
-            else f"ep: {config.ep} has no effect, because the model has no experts"
+            else without_experts(config)
         )
     if config.zero_stage > 1:
         notes.append(

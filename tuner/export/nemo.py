@@ -18,59 +18,17 @@ from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.flag_table import FlagValue, Values, read_flags
 from tuner.export.megatron import NAMED, megatron_parts
-from tuner.export.megatron_flags import MEGATRON_FLAGS
+from tuner.export.megatron_flags import FLAGS, MEGATRON_FLAGS, names_in
 from tuner.export.parts import closing_notes, format_comments
 from tuner.export.sequences import order_notes
 
 VERSIONS = "NeMo 2; checked with nemo_toolkit 2.7.3 and megatron-core 0.19.2"
 """Versions of the framework that take the recipe."""
 
-FIELDS = {
-    "--tensor-model-parallel-size": "trainer.strategy.tensor_model_parallel_size",
-    "--sequence-parallel": "trainer.strategy.sequence_parallel",
-    "--pipeline-model-parallel-size": "trainer.strategy.pipeline_model_parallel_size",
-    "--num-virtual-stages-per-pipeline-rank": "trainer.strategy.virtual_pipeline_model_parallel_size",
-    "--pipeline-model-parallel-layout": "trainer.strategy.pipeline_model_parallel_layout",
-    "--context-parallel-size": "trainer.strategy.context_parallel_size",
-    "--cp-comm-type": "model.config.cp_comm_type",
-    "--expert-model-parallel-size": "trainer.strategy.expert_model_parallel_size",
-    "--expert-tensor-parallel-size": "trainer.strategy.expert_tensor_parallel_size",
-    "--moe-token-dispatcher-type": "model.config.moe_token_dispatcher_type",
-    "--moe-grouped-gemm": "model.config.moe_grouped_gemm",
-    "--micro-batch-size": "data.micro_batch_size",
-    "--global-batch-size": "data.global_batch_size",
-    "--seq-length": "data.seq_length",
-    "--use-distributed-optimizer": "optim.config.use_distributed_optimizer",
-    "--optimizer-cpu-offload": "optim.config.optimizer_cpu_offload",
-    "--optimizer-offload-fraction": "optim.config.optimizer_offload_fraction",
-    "--overlap-cpu-optimizer-d2h-h2d": "optim.config.overlap_cpu_optimizer_d2h_h2d",
-    "--use-precision-aware-optimizer": "optim.config.use_precision_aware_optimizer",
-    "--num-distributed-optimizer-instances": "trainer.strategy.num_distributed_optimizer_instances",
-    "--overlap-grad-reduce": "trainer.strategy.ddp.overlap_grad_reduce",
-    "--overlap-param-gather": "trainer.strategy.ddp.overlap_param_gather",
-    "--data-parallel-sharding-strategy": "trainer.strategy.ddp.data_parallel_sharding_strategy",
-    "--use-megatron-fsdp": "trainer.strategy.ddp.use_megatron_fsdp",
-    "--recompute-granularity": "model.config.recompute_granularity",
-    "--recompute-modules": "model.config.recompute_modules",
-    "--recompute-method": "model.config.recompute_method",
-    "--recompute-num-layers": "model.config.recompute_num_layers",
-}
+FIELDS = names_in("nemo")
 """Field of a recipe that corresponds to each flag of Megatron-LM."""
 
-ALWAYS: dict[str, FlagValue] = {
-    "--sequence-parallel": False,
-    "--num-virtual-stages-per-pipeline-rank": None,
-    "--pipeline-model-parallel-layout": None,
-    "--use-distributed-optimizer": False,
-    "--num-distributed-optimizer-instances": 1,
-    "--overlap-grad-reduce": False,
-    "--overlap-param-gather": False,
-    "--data-parallel-sharding-strategy": "no_shard",
-    "--recompute-granularity": None,
-    "--recompute-method": None,
-    "--recompute-num-layers": None,
-    "--use-megatron-fsdp": False,
-}
+ALWAYS = {flag: row.absent[0] for flag, row in FLAGS.items() if row.absent}
 """Values that are set even if the flag is absent, because recipes have their own default values."""
 
 _PACKING_IMPORTS = (

@@ -22,6 +22,16 @@ HOST_MEMORY = (
 """Note on the memory of hosts, which no catalog states."""
 
 
+def num_micro_batches(setting: Setting, config: ParallelConfig) -> int:
+    """Return the number of micro-batches of a step on each replica."""
+    return max(setting.job.global_batch_size // (config.dp * config.mbs), 1)
+
+
+def without_experts(config: ParallelConfig) -> str:
+    """Return the note on expert parallelism of a model without experts."""
+    return f"ep: {config.ep} has no effect, because the model has no experts"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     """Group of flags for one concern.

@@ -16,8 +16,38 @@ from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.parts import Part, closing_notes, describe_uneven_work, export_flags, layers_of_parts
+from tuner.export.parts import (
+    Part,
+    closing_notes,
+    describe_uneven_work,
+    export_flags,
+    layers_of_parts,
+    num_micro_batches,
+    without_experts,
+)
 from tuner.export.sequences import torchtitan_sequences
+from tuner.export.torchtitan_flags import (
+    CP,
+    EP,
+    FIRST,
+    GLOBAL,
+    LAST,
+    LENGTH,
+    LOCAL,
+    MICRO,
+    MODULES,
+    NO_GRAPHS,
+    PER_STAGE,
+    PP,
+    PRECISION,
+    REPLICATE,
+    RESHARD,
+    SCHEDULE,
+    SEQUENCE_PARALLEL,
+    SHARD,
+    TP,
+    WHOLE_NORMS,
+)
 
 ARRAY = "TORCHTITAN_ARGS"
 """Name of the bash array that the exported text defines."""
@@ -65,11 +95,6 @@ def torchtitan_parts(setting: Setting, config: ParallelConfig) -> list[Part]:
     ]
 
 
-def num_micro_batches(setting: Setting, config: ParallelConfig) -> int:
-    """Return the number of micro-batches of a step on each replica."""
-    return max(setting.job.global_batch_size // (config.dp * config.mbs), 1)
-
-
 def shards_of(config: ParallelConfig) -> int:
     """Return the number of data parallel ranks over which the states are sharded; 1 without sharding."""
     return (config.dp_shard or config.dp) if config.zero_stage else 1
@@ -85,11 +110,11 @@ def _batch(setting: Setting, config: ParallelConfig) -> Part:
     local = config.mbs * (num_micro_batches(setting, config) if config.pp > 1 else 1)
     return Part(
         flags=(
-            f"--training.local_batch_size {local}",
-            f"--training.global_batch_size {job.global_batch_size}",
-            f"--training.seq_len {job.sequence_length}",
+            f"{LOCAL} {local}",
+            f"{GLOBAL} {job.global_batch_size}",
+            f"{LENGTH} {job.sequence_length}",
             # Trainer.Config rejects CUDA graphs with a pipeline and with most token dispatchers
-            *(("--training.disable_cuda_graphs",) if config.pp > 1 or config.ep > 1 else ()),
+            *((NO_GRAPHS,) if config.pp > 1 or config.ep > 1 else ()),
         )
     )
 
@@ -101,13 +126,10 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
     after the forward pass, otherwise to ZeRO 3.
     """
     shards, stage = shards_of(config), config.zero_stage
-    flags = [
-        f"--parallelism.data_parallel_replicate_degree {config.dp // shards}",
-        f"--parallelism.data_parallel_shard_degree {shards}",
-    ]
+    flags = [f"{REPLICATE} {config.dp // shards}", f"{SHARD} {shards}"]
     notes = []
     if stage:
-        flags.append(f"--parallelism.fsdp_reshard_after_forward {'always' if stage == 3 else 'never'}")
+        flags.append(f"{RESHARD} {'always' if stage == 3 else 'never'}")
     if stage == 1:
         notes.append(
             "zero_stage: torchtitan shards gradients and weights with the optimizer states; stage 1 is exported as 2"
@@ -120,35 +142,27 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
 
 
 def _tensor(config: ParallelConfig) -> Part:
-    flags = [f"--parallelism.tensor_parallel_degree {config.tp}"]
+    flags = [f"{TP} {config.tp}"]
     if config.tp > 1:
-        flags.append(f"--parallelism.{'' if config.sequence_parallel else 'no_'}enable_sequence_parallel")
+        flags.append(SEQUENCE_PARALLEL if config.sequence_parallel else WHOLE_NORMS)
     return Part(flags=tuple(flags))
 
 
 def _pipeline(setting: Setting, config: ParallelConfig) -> Part:
     """Return the flags of pipeline parallelism: equal stages by their length, others by the names of their modules."""
-    degree = f"--parallelism.pipeline_parallel_degree {config.pp}"
+    degree = f"{PP} {config.pp}"
     if config.pp == 1:
         note = "vpp: torchtitan supports virtual stages only with pp > 1"
         return Part(flags=(degree,), notes=(note,) if config.vpp > 1 else ())
-    flags = [
-        degree,
-        f"--parallelism.pipeline_parallel_schedule {'Interleaved1F1B' if config.vpp > 1 else '1F1B'}",
-        f"--parallelism.pipeline_parallel_microbatch_size {config.mbs}",
-    ]
+    flags = [degree, f"{SCHEDULE} {'Interleaved1F1B' if config.vpp > 1 else '1F1B'}", f"{MICRO} {config.mbs}"]
     # torchtitan models/common/decoder.py: "Weight tying is not supported with Pipeline Parallel"
     tied = "pp: torchtitan refuses a pipeline for models with tied embeddings"
     notes = [tied] if setting.job.model.tied_embeddings else []
     planned = layers_of_parts(setting, config)
     if len(set(planned)) == 1:
-        flags += [
-            "--parallelism.pipeline_parallel_first_stage_less_layers 0",
-            "--parallelism.pipeline_parallel_last_stage_less_layers 0",
-            f"--parallelism.pipeline_parallel_layers_per_stage {planned[0]}",
-        ]
+        flags += [f"{FIRST} 0", f"{LAST} 0", f"{PER_STAGE} {planned[0]}"]
         return Part(flags=tuple(flags), notes=tuple(notes))
-    flags.append(f"--parallelism.module_fqns_per_model_part {' '.join(_modules(planned))}")
+    flags.append(f"{MODULES} {' '.join(_modules(planned))}")
     if config.assignment.layers:
         notes.append("pp: the lists of modules give each virtual stage the number of layers that the study planned")
     if 0 in planned[1:-1]:
@@ -167,19 +181,16 @@ def _modules(planned: tuple[int, ...]) -> list[str]:
 
 def _context(config: ParallelConfig) -> Part:
     note = f"up: torchtitan has no Ulysses attention; ring attention of cp*up = {config.cp * config.up} replaces it"
-    return Part(
-        flags=(f"--parallelism.context_parallel_degree {config.cp * config.up}",),
-        notes=(note,) if config.up > 1 else (),
-    )
+    return Part(flags=(f"{CP} {config.cp * config.up}",), notes=(note,) if config.up > 1 else ())
 
 
 def _experts(setting: Setting, config: ParallelConfig) -> Part:
     if not setting.job.model.is_moe:
-        note = f"ep: {config.ep} has no effect, because the model has no experts"
+        note = without_experts(config)
         return Part(notes=(note,) if config.ep > 1 else ())
     ranks = shards_of(config) * config.cp * config.up * config.tp
     note = f"ep: {config.ep} must divide dp_shard*cp*tp = {ranks}, the ranks that torchtitan assigns to experts"
-    flag = f"--parallelism.expert_parallel_degree {config.ep}"
+    flag = f"{EP} {config.ep}"
     return Part(flags=(flag,), notes=(note,) if ranks % config.ep else ())
 
 
@@ -194,8 +205,7 @@ def _precision(setting: Setting) -> Part:
         "tf32": "precision: torchtitan has no flag for tf32; set torch.backends.cuda.matmul.allow_tf32",
     }
     return Part(
-        flags=(f"--training.mixed_precision_param {'float32' if single else 'bfloat16'}",),
-        notes=(notes[wanted],) if wanted in notes else (),
+        flags=(f"{PRECISION} {'float32' if single else 'bfloat16'}",), notes=(notes[wanted],) if wanted in notes else ()
     )
 
 

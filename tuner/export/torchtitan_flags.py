@@ -16,7 +16,7 @@ FIRST, LAST = f"{_P}pipeline_parallel_first_stage_less_layers", f"{_P}pipeline_p
 MODULES, RESHARD = f"{_P}module_fqns_per_model_part", f"{_P}fsdp_reshard_after_forward"
 SEQUENCE_PARALLEL, WHOLE_NORMS = f"{_P}enable_sequence_parallel", f"{_P}no_enable_sequence_parallel"
 LOCAL, GLOBAL, LENGTH = f"{_T}local_batch_size", f"{_T}global_batch_size", f"{_T}seq_len"
-NO_GRAPHS = f"{_T}disable_cuda_graphs"
+NO_GRAPHS, PRECISION = f"{_T}disable_cuda_graphs", f"{_T}mixed_precision_param"
 POLICY = "activation-checkpoint"
 POLICIES = ("selective", "full", "memory-budget", "none")
 
@@ -41,7 +41,7 @@ TORCHTITAN_FLAGS: dict[str, Flag] = {
     GLOBAL: _NUMBER,
     LENGTH: _NUMBER,
     NO_GRAPHS: _SWITCH,
-    f"{_T}mixed_precision_param": Flag(kind="word", choices=("bfloat16", "float32")),
+    PRECISION: Flag(kind="word", choices=("bfloat16", "float32")),
 }
 
 
@@ -53,3 +53,6 @@ TORCHTITAN_MAIN_FLAGS: dict[str, Flag] = {
     flag: declared for flag, declared in TORCHTITAN_FLAGS.items() if flag not in (LOCAL, GLOBAL, LENGTH, MICRO, MODULES)
 } | {TOKENS: _NUMBER, STEP_TOKENS: _NUMBER, CONTEXT: _NUMBER, ROUNDS: _NUMBER, MAIN_MODULES: Flag(kind="words")}
 """Flags of the main branch, which counts batches in tokens and states the micro-batches of a pipeline."""
+
+NAMES_MODULES = frozenset({MODULES, MAIN_MODULES})
+"""Flags that name the modules of each stage."""

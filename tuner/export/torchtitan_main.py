@@ -16,8 +16,8 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.flag_table import FlagValue, Values, read_flags
-from tuner.export.parts import closing_notes, format_comments
-from tuner.export.torchtitan import NAMED, num_micro_batches, torchtitan_parts
+from tuner.export.parts import closing_notes, format_comments, num_micro_batches
+from tuner.export.torchtitan import NAMED, torchtitan_parts
 from tuner.export.torchtitan_flags import (
     CONTEXT,
     GLOBAL,

@@ -1,7 +1,8 @@
 """Flags of a command that no importer reads: which are known, and what each may change.
 
-`megatron_arguments.yaml` lists the arguments of the known programs with their effects. A flag that it does not list
-belongs to a fork, or to the user's own program: its name alone says what it may be about.
+`megatron_arguments.yaml` lists the arguments of the known programs with their effects, but for those in the table of
+tuner/export/megatron_flags.py. A flag that neither lists belongs to a fork, or to the user's own program: its name
+alone says what it may be about.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hardware.io.config_file import read_mapping
+from tuner.export.megatron_flags import FLAGS
 from tuner.imports.flags import Flags
 from tuner.imports.imported import Doubt, Unread
 
@@ -116,7 +118,8 @@ def known_flags() -> frozenset[str]:
     """Return the names of all known flags, with dashes."""
     listed = _listed()
     texts = [program.get(kind, "") for program in listed["programs"] for kind in ("modelled", "harmless")]
-    return frozenset({f"--{name}" for text in (*texts, listed["refused"]) for name in text.split()} | effects().keys())
+    names = {f"--{name}" for text in (*texts, listed["refused"]) for name in text.split()}
+    return frozenset(names | effects().keys() | FLAGS.keys())
 
 
 @functools.cache

@@ -8,49 +8,34 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tuner.export.torchtitan_flags import NAMES_MODULES, TORCHTITAN_FLAGS, TORCHTITAN_MAIN_FLAGS
 from tuner.imports.imported import Doubt
 
+_WRITTEN = frozenset(
+    flag.rpartition(".")[2].removeprefix("no_")
+    for flag in (TORCHTITAN_FLAGS | TORCHTITAN_MAIN_FLAGS).keys() - NAMES_MODULES
+)
+"""Keys that exports write: the importer reads them, or they change nothing that a study has."""
 _READ = frozenset(
-    [
-        *("data_parallel_degree", "data_parallel_replicate_degree", "data_parallel_shard_degree"),
-        *("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree", "expert_parallel_degree"),
-        *("fsdp_reshard_after_forward", "enable_sequence_parallel", "pipeline_parallel_schedule"),
-        *("pipeline_parallel_microbatch_size", "pipeline_parallel_microbatches", "pipeline_parallel_layers_per_stage"),
-        *("num_pp_microbatches", "enable_async_tensor_parallel", "local_batch_size", "batch_size", "global_batch_size"),
-        *("seq_len", "max_context_length", "num_tokens_per_microbatch_per_dp_rank", "num_tokens_per_train_step"),
-        *("mixed_precision_param", "enable_fp8_linear", "fp8_linear", "mode"),
-    ]
+    {
+        *("data_parallel_degree", "pipeline_parallel_microbatches", "enable_async_tensor_parallel", "batch_size"),
+        *("enable_fp8_linear", "fp8_linear", "mode"),
+    }
 )
-"""Keys that the importer reads, or tells that they are not modelled."""
+"""Further keys that the importer reads, or tells that they are not modelled."""
 _HARMLESS = frozenset(
-    [
-        *(
-            "steps",
-            "max_norm",
-            "warmup_steps",
-            "seed",
-            "deterministic",
-            "dataset",
-            "dataset_path",
-            "data_parallel_type",
-        ),
-        *(
-            "gc_freq",
-            "gc_debug",
-            "disable_cuda_graphs",
-            "mixed_precision_reduce",
-            "compile",
-            "enable_compiled_autograd",
-        ),
-        *("enable_loss_parallel", "disable_loss_parallel", "enable_fsdp_symm_mem", "spmd_backend", "custom_import"),
-        *("custom_args_module", "context_parallel_load_balancer", "context_parallel_ptrr_mask_key"),
-        *("context_parallel_rotate_method", "expert_parallel_a2a_impl", "debug_moe_force_load_balance"),
-        *("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers"),
-        *("preserve_rng_state", "determinism_check", "debug", "early_stop", "visualize_memory_budget"),
-        *("per_op_sac_force_recompute_mm_shapes_by_fqns", "selective_ac_option", "train_spec"),
-    ]
+    {
+        *("steps", "max_norm", "warmup_steps", "seed", "deterministic", "dataset", "dataset_path"),
+        *("data_parallel_type", "gc_freq", "gc_debug", "mixed_precision_reduce", "compile"),
+        *("enable_compiled_autograd", "enable_loss_parallel", "disable_loss_parallel", "enable_fsdp_symm_mem"),
+        *("spmd_backend", "custom_import", "custom_args_module", "context_parallel_load_balancer"),
+        *("context_parallel_ptrr_mask_key", "context_parallel_rotate_method", "expert_parallel_a2a_impl"),
+        *("debug_moe_force_load_balance", "preserve_rng_state", "determinism_check", "debug", "early_stop"),
+        *("visualize_memory_budget", "per_op_sac_force_recompute_mm_shapes_by_fqns", "selective_ac_option"),
+        "train_spec",
+    }
 )
-"""Keys that change nothing that a study has."""
+"""Further keys that change nothing that a study has."""
 _ASKED = {
     "dtype": ("keeps weights and optimizer states without fp32 copies, which is not modelled", ""),
     "enable_cpu_offload": ("keeps all states on the host, which is not modelled", ""),
@@ -79,7 +64,7 @@ def doubts_about(mapping: Mapping[str, Any]) -> Iterator[Doubt]:
                 or value in ("", [])
                 or (value == 1 and value is not True)
             )
-            if is_off or key in _READ or key in _HARMLESS:
+            if is_off or key in _WRITTEN | _READ | _HARMLESS:
                 continue
             why, of_study = _ASKED.get(key, ("not known to any version of torchtitan", ""))
             yield Doubt(flag=f"--{section}.{key}", why=why, key=of_study)

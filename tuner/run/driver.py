@@ -22,7 +22,7 @@ from typing import Any
 
 from hardware.io.errors import ConfigError
 from trials.ranks.unheard_signals import ENDING_SIGNALS
-from tuner.run.endings import FirstSignal, TakenOverError
+from tuner.run.endings import FirstSignal, TakenOverError, put_back
 from tuner.storage.store import AbstractStore, Condition, OvertakenError
 
 DRIVER = "driver"
@@ -236,15 +236,10 @@ def interrupts_held() -> Iterator[None]:
     waiting: list[int] = []
     first = FirstSignal()
 
-    def put_back() -> None:
-        for number, handler in before.items():
-            if handler is not None:  # None: not installed from Python, and Python cannot put it back
-                signal.signal(number, handler)
-
     def hold(number: int, _frame: FrameType | None) -> None:
         waiting.append(number)
         if not first.is_repeated() and len(waiting) > 1:
-            put_back()
+            put_back(before)
             signal.raise_signal(number)
 
     for number, handler in before.items():
@@ -253,11 +248,11 @@ def interrupts_held() -> Iterator[None]:
     try:
         yield
     except SystemExit:
-        put_back()
+        put_back(before)
         if callable(before[signal.SIGTERM]):
             signal.raise_signal(signal.SIGTERM)
         raise
     finally:
-        put_back()
+        put_back(before)
     if waiting:
         signal.raise_signal(waiting[0])

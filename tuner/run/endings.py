@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from hardware.io.errors import ConfigError
 from trials.ranks.unheard_signals import ENDING_SIGNALS
@@ -44,6 +45,13 @@ class FirstSignal:
         return now_s - self._came_s < SAME_S
 
 
+def put_back(before: Mapping[signal.Signals, Any]) -> None:
+    """Install the handlers that signals had before."""
+    for number, handler in before.items():
+        if handler is not None:  # None: not installed from Python, and Python cannot put it back
+            signal.signal(number, handler)
+
+
 @contextmanager
 def ending_signals(on_signal: Callable[[], None]) -> Iterator[Callable[[], int]]:
     """Raise KeyboardInterrupt in the block at a signal that ends a run, after calling `on_signal`.
@@ -75,9 +83,7 @@ def ending_signals(on_signal: Callable[[], None]) -> Iterator[Callable[[], int]]
         if came:
             keep_status(status())
         else:
-            for number, handler in before.items():
-                if handler is not None:  # None: not installed from Python, and Python cannot put it back
-                    signal.signal(number, handler)
+            put_back(before)
 
 
 def keep_status(status: int) -> None:

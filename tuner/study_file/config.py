@@ -38,7 +38,7 @@ from tuner.study_file.known_knobs import Entries, KnobCatalog, StudyKnobs
 from tuner.study_file.named_storages import HistoryEntry, history_of, storage_of
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.proxy_keys import proxy_options
-from tuner.study_file.space_options import runnable_options
+from tuner.study_file.space_options import runnable_options, with_free_memory
 from tuner.study_file.storage_address import StorageAddress
 from tuner.study_file.study_keys import LONGEST_NAME, PlannerKeys, SearchOptions, StudyKeys
 from tuner.study_file.subject import choose_subject
@@ -239,8 +239,8 @@ def _resolve(
     _check_knobs(keys, knobs, backend)
     options = chosen.options
     current = subject.current(keys.current, options)
-    if keys.limits.free_memory is not None:
-        options = replace(options, memory_headroom=keys.limits.free_memory)
+    options, renamed = with_free_memory(options, keys.space, keys.limits, paths.named)
+    notes += renamed
     options = runnable_options(keys.space, options, backend, current, cluster)
     planning = _resolved_planning(chosen.planning, keys.planner, backend, subject)
     objective, prices = _objective(keys, subject), under("cost", lambda: build_prices(keys.cost, base_dir))

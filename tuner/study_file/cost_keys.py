@@ -63,10 +63,12 @@ class Limits(DocumentedModel):
     """
 
     free_memory: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Share of each device's memory that must stay free, by prediction and by measurement: 0.08 is 8%. It replaces
-    `space.memory_headroom`, and a trial whose measured peak leaves less counts as out of memory.
+    """Share of each device's memory that must stay free, by prediction and by measurement: 0.08 is 8%. A candidate is
+    dropped only if it is unlikely to keep that much free under every runtime profile, given the errors of predicted
+    memory; if the study's own was fitted to peaks of your cluster, that one alone decides. A trial whose measured peak
+    leaves less counts as out of memory.
 
-    Default: `space.memory_headroom` holds for predictions, and what ran has fitted
+    Default: 0.08 by prediction, and what ran has fitted
     """
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ENUMERATED_DIMENSIONS, ParallelConfig, Value
@@ -14,6 +14,7 @@ from trials.backend import AbstractBackend, TrialAbility
 from tuner.space.dimensions import SEARCHED
 from tuner.space.enumeration import SpaceOptions, active_rules, impossible_values
 from tuner.space.fewer_hosts import IDLE_HOSTS, is_on_fewer
+from tuner.study_file.cost_keys import Limits
 from tuner.study_file.study_keys import SpaceKeys
 
 
@@ -57,8 +58,41 @@ def build_options(keys: SpaceKeys, uneven: tuple[str, ...]) -> SpaceOptions:
         allowed=tuple(allowed),
         opened=(*opened, "assignment") if uneven else tuple(opened),
         uneven=uneven,
-        memory_headroom=keys.memory_headroom,
+        memory_headroom=headroom_of(keys),
     )
+
+
+def headroom_of(keys: SpaceKeys) -> float:
+    """Return the share of memory that must stay free by prediction, before `limits:` says otherwise."""
+    return SpaceOptions().memory_headroom if keys.memory_headroom is None else keys.memory_headroom
+
+
+def with_free_memory(
+    options: SpaceOptions, keys: SpaceKeys, limits: Limits, named: Collection[str]
+) -> tuple[SpaceOptions, tuple[str, ...]]:
+    """Return the options with the share of memory that must stay free, and a note where it has its old name.
+
+    Args:
+        options: Options of the space.
+        keys: Keys of `space:`.
+        limits: Keys of `limits:`.
+        named: Keys that the command line gives, which replace those of the file.
+
+    Raises:
+        ConfigError: the old key and the new one say different things.
+    """
+    old, share = keys.memory_headroom, limits.free_memory
+    if old is not None and share not in (None, old) and "limits.free_memory" not in named:
+        raise ConfigError(
+            f"is the old name of limits.free_memory, which is {share:g}",
+            key="space.memory_headroom",
+            value=old,
+            nearest="keep limits.free_memory",
+        )
+    options = options if share is None else replace(options, memory_headroom=share)
+    if old is None:
+        return options, ()
+    return options, ("space.memory_headroom is now limits.free_memory, which holds for what trials measure too",)
 
 
 def check_fixed_dimensions(setting: Setting, options: SpaceOptions, *, measured: bool) -> None:

@@ -87,10 +87,10 @@ class SpaceKeys(DocumentedModel):
     without: list[str] = Field(default_factory=list)
     """Names of rules that are switched off; `meshtune space FILE` lists the rules that removed candidates."""
 
-    memory_headroom: Share = 0.08
-    """Share of each device's memory that must stay free. A candidate is dropped only if it is unlikely to keep that
-    much free under every runtime profile, given the errors of predicted memory; if the study's own was fitted to peaks
-    of your cluster, that one alone decides.
+    memory_headroom: Share | None = None
+    """Old name of `limits.free_memory`. Under this name the share holds for predictions only.
+
+    Default: `limits.free_memory`
     """
 
     declare_keys(vars(), SPACE_LISTS)
@@ -333,7 +333,7 @@ class StudyKeys(DocumentedModel):
     """
 
     limits: Limits = Limits()
-    """Limits of the whole training: a deadline and a budget. Memory that must stay free is `space.memory_headroom`.
+    """Limits of the whole training: a deadline, a budget, and the memory that must stay free.
 
     Default: none
     """

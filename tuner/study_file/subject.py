@@ -31,6 +31,7 @@ from tuner.study_file.space_options import (
     check_fixed_dimensions,
     check_possible_values,
     find_uneven,
+    headroom_of,
 )
 from tuner.study_file.study_keys import JobKeys, OwnModelKeys, PlannerKeys, SpaceKeys, StudyKeys
 from tuner.subject.catalog import CatalogSubject
@@ -155,7 +156,7 @@ def _home_of(factory: str, folder: Path) -> str:
 
 def _options(keys: SpaceKeys) -> SpaceOptions:
     allowed = tuple((name, tuple(sorted(values))) for name in SEARCHED if (values := getattr(keys, name)) is not None)
-    return SpaceOptions(allowed=allowed, opened=OPENED, memory_headroom=keys.memory_headroom)
+    return SpaceOptions(allowed=allowed, opened=OPENED, memory_headroom=headroom_of(keys))
 
 
 def _check_keys(keys: StudyKeys, step: OwnStep) -> None:

@@ -22,25 +22,21 @@ from costmodels.sharding.dims import Place
 from costmodels.sharding.graph import Op
 from trials.jax_training.model.attention import attend, attend_gradient
 from trials.jax_training.model.experts import combine, combine_gradient, dispatch, dispatch_gradient, routing
-from trials.training.numerics import EPSILON, ROTARY_BASE
+from trials.training.numerics import EPSILON, ROTARY_BASE, einsum_equation
 
 Compute = Callable[..., tuple[Array, ...]]
 """Function of an operator and its operands that returns its results."""
 
 
 def _einsum(operands: Sequence[tuple[Array, Place]], result: Place, *, is_wide: bool = False) -> Array:
-    """Multiply operands and sum over all factors that the result lacks; each dim of a place is one letter.
+    """Multiply operands and sum over all factors that the result lacks.
 
     A wide product is float32 whatever its operands.
     """
-    letters: dict[tuple[int, ...], str] = {}
-    words = [
-        "".join(letters.setdefault(dim, chr(ord("a") + len(letters))) for dim in place)
-        for place in (*(place for _, place in operands), result)
-    ]
+    equation = einsum_equation([place for _, place in operands], result)
     dtype = jnp.float32 if is_wide else None
     arrays = [array for array, _ in operands]
-    return jnp.einsum(f"{','.join(words[:-1])}->{words[-1]}", *arrays, preferred_element_type=dtype)
+    return jnp.einsum(equation, *arrays, preferred_element_type=dtype)
 
 
 def _products(op: Op, x: Array, *weights: Array, is_wide: bool = False) -> tuple[Array, ...]:

@@ -21,17 +21,13 @@ from costmodels.sharding.dims import Place
 from trials.torch_training.planned.attention import attend, attend_gradient
 from trials.torch_training.planned.experts import EXPERT_OPERATORS
 from trials.torch_training.planned.local_op import Compute, LocalOp
-from trials.training.numerics import EPSILON, ROTARY_BASE
+from trials.training.numerics import EPSILON, ROTARY_BASE, einsum_equation
 
 
 def _einsum(operands: Sequence[tuple[Tensor, Place]], result: Place) -> Tensor:
-    """Multiply operands and sum over all factors that the result lacks; each dim of a place is one letter."""
-    letters: dict[tuple[int, ...], str] = {}
-    words = [
-        "".join(letters.setdefault(dim, chr(ord("a") + len(letters))) for dim in place)
-        for place in (*(place for _, place in operands), result)
-    ]
-    found: Tensor = torch.einsum(f"{','.join(words[:-1])}->{words[-1]}", *(tensor for tensor, _ in operands))
+    """Multiply operands and sum over all factors that the result lacks."""
+    equation = einsum_equation([place for _, place in operands], result)
+    found: Tensor = torch.einsum(equation, *(tensor for tensor, _ in operands))
     return found
 
 

@@ -17,6 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from hardware.io.errors import ConfigError
+from tuner.export.flag_table import Flag
+from tuner.export.megatron_flags import FLAGS, names_in
 from tuner.imports.imported import Imported, Unread
 from tuner.imports.keys import Keys
 from tuner.imports.log.block import AbstractYamlFinder
@@ -25,24 +27,7 @@ from tuner.imports.log.megatron_arguments import VOCABULARY
 from tuner.imports.megatron import import_megatron
 
 _HEAD = re.compile(r"_target_: megatron\.[\w.]*ConfigContainer$")
-_SIZES = (
-    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "seq_length", "vocab_size"),
-    *("make_vocab_size_divisible_by", "normalization", "position_embedding_type", "max_position_embeddings"),
-    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
-    *("expert_model_parallel_size", "expert_tensor_parallel_size", "recompute_granularity", "recompute_method"),
-    *("recompute_num_layers", "moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size"),
-    *("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "mtp_num_layers"),
-)
-"""Fields of the model with the name of a flag that takes one value."""
 _MLA = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
-_RENAMED = {
-    "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
-    "num_moe_experts": "--num-experts",
-    "num_layers_in_first_pipeline_stage": "--decoder-first-pipeline-num-layers",
-    "num_layers_in_last_pipeline_stage": "--decoder-last-pipeline-num-layers",
-}
-_SWITCHES = ("sequence_parallel", "qk_layernorm", "add_qkv_bias", "multi_latent_attention")
-_LISTS = ("recompute_modules", "hierarchical_context_parallel_sizes")
 
 
 class BridgeConfig(AbstractYamlFinder):
@@ -92,17 +77,11 @@ def _model_flags(model: Mapping[str, Any], keys: Keys) -> list[list[str]]:
     def is_on(name: str, default: bool = False) -> bool:
         return bool(model.get(name, default))
 
-    plain = [name for name in _SIZES if name not in _MLA or is_on("multi_latent_attention")]
     flags = [
-        [flag, str(value)]
-        for name, flag in [*((name, f"--{name.replace('_', '-')}") for name in plain), *_RENAMED.items()]
-        if isinstance(value := model.get(name), (int, str)) and not isinstance(value, bool)
-    ]
-    flags += [[f"--{name.replace('_', '-')}"] for name in _SWITCHES if is_on(name)]
-    flags += [
-        [f"--{name.replace('_', '-')}", *map(str, value)]
-        for name in _LISTS
-        if isinstance(value := model.get(name), list)
+        [flag, *words]
+        for flag, name in names_in("bridge").items()
+        if name not in _MLA or is_on("multi_latent_attention")
+        if (words := _words_of(FLAGS[flag].declared, model.get(name))) is not None
     ]
     if "--seq-length" not in {flag for flag, *_ in flags}:
         length = keys.count("dataset.seq_length", "dataset.sequence_length")
@@ -121,6 +100,15 @@ def _model_flags(model: Mapping[str, Any], keys: Keys) -> list[list[str]]:
     flags += [["--moe-layer-freq", str(period).replace(" ", "")]] if model.get("num_moe_experts") else []
     comm = model.get("cp_comm_type")
     return flags + ([["--cp-comm-type", *([comm] if isinstance(comm, str) else map(str, comm))]] if comm else [])
+
+
+def _words_of(declared: Flag, value: Any) -> list[str] | None:
+    """Return the words of a flag for the value of a field; None if it does not give the flag."""
+    if declared.kind == "switch":
+        return [] if value else None
+    if declared.kind in ("numbers", "words"):
+        return list(map(str, value)) if isinstance(value, list) else None
+    return [str(value)] if isinstance(value, (int, str)) and not isinstance(value, bool) else None
 
 
 def _training_flags(model: Mapping[str, Any], keys: Keys) -> list[list[str]]:

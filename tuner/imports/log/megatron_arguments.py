@@ -17,6 +17,7 @@ import shlex
 from dataclasses import dataclass, replace
 
 from hardware.io.errors import ConfigError
+from tuner.export.megatron_flags import names_in
 from tuner.imports.imported import Imported
 from tuner.imports.log.block import MOST_LINES, AbstractFinder
 from tuner.imports.log.lines import Line
@@ -32,12 +33,7 @@ _LONG_ARGUMENT = re.compile(r"^\s*(\w{46,}) \.? ?(.*)$")
 VOCABULARY = re.compile(r"padded vocab \(size: ([0-9]{1,9})\)")
 _BUILDS = re.compile(r"^\s*building (\w+) model\b", re.IGNORECASE)
 
-_RENAMED = {
-    "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
-    "fp8": "--fp8-format",
-    "fp4": "--fp4-format",
-    "activations_checkpoint_granularity": "--recompute-granularity",
-}
+_RENAMED = {name: flag for flag, name in names_in("printed").items()}
 """Flag of an argument that is stored under another name."""
 _WHEN_FALSE = {"add_bias_linear": "--disable-bias-linear", "add_position_embedding": "--no-position-embedding"}
 """Flag that an argument of False stands for."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from hardware.io.errors import ConfigError
+from tuner.export.megatron_flags import names_in
 from tuner.imports.imported import Imported, Unread
 from tuner.imports.keys import Keys
 from tuner.imports.log.block import AbstractYamlFinder
@@ -23,29 +24,6 @@ from tuner.imports.megatron import import_megatron
 
 _HEAD = "************** Experiment configuration"
 _MESSAGE = "[NeMo "
-_FLAGS = {
-    "num_layers": "--num-layers",
-    "hidden_size": "--hidden-size",
-    "ffn_hidden_size": "--ffn-hidden-size",
-    "num_attention_heads": "--num-attention-heads",
-    "kv_channels": "--kv-channels",
-    "encoder_seq_length": "--seq-length",
-    "max_position_embeddings": "--max-position-embeddings",
-    "micro_batch_size": "--micro-batch-size",
-    "global_batch_size": "--global-batch-size",
-    "tensor_model_parallel_size": "--tensor-model-parallel-size",
-    "pipeline_model_parallel_size": "--pipeline-model-parallel-size",
-    "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
-    "context_parallel_size": "--context-parallel-size",
-    "expert_model_parallel_size": "--expert-model-parallel-size",
-    "num_moe_experts": "--num-experts",
-    "moe_router_topk": "--moe-router-topk",
-    "activations_checkpoint_granularity": "--recompute-granularity",
-    "activations_checkpoint_method": "--recompute-method",
-    "make_vocab_size_divisible_by": "--make-vocab-size-divisible-by",
-    "num_query_groups": "--num-query-groups",
-}
-"""Flag of Megatron-LM for each key of `model:`."""
 _ACTIVATIONS = {"fast-swiglu": "--swiglu", "swiglu": "--swiglu", "fast-geglu": "--geglu", "geglu": "--geglu"}
 _NORMS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm", "layernorm1p": "LayerNorm"}
 _POSITIONS = {"learned_absolute": "learned_absolute", "rope": "rope", "alibi": "alibi", "none": "none"}
@@ -97,7 +75,7 @@ def _flags(keys: Keys) -> list[list[str]]:
 
     flags = [
         [flag, str(value)]
-        for key, flag in _FLAGS.items()
+        for flag, key in names_in("nemo_1").items()
         if (value := of(key)) is not None and not (isinstance(value, str) and value.startswith("${"))
     ]
     precision = str(keys.value("trainer.precision") or "").removesuffix("-mixed")

@@ -41,7 +41,7 @@ def test_rank_agrees_with_predict(meshtune, simulated):
 
 def test_rank_puts_what_does_not_fit_last(meshtune, tmp_path):
     """Candidates of a replay that are predicted not to fit come after all that do, marked as such."""
-    path = write_replay(tmp_path, space="{memory_headroom: 0.6}")
+    path = write_replay(tmp_path, limits="{free_memory: 0.6}")
 
     fits = [config["fits"] for config in meshtune("rank", path, "--top", 12, "--json").json["configs"]]
     shown = meshtune("rank", path, "--top", 12)

@@ -10,12 +10,17 @@ import yaml
 from hardware.io.errors import ConfigError
 from tests.unit.tuner.imports.test_megatron_models import read
 from tuner import imports
+from tuner.export.megatron_flags import FLAGS
 from tuner.imports.known_arguments import effects, is_harmless, known_flags
 from tuner.study_file.answers import Added, check_complete, open_doubts, parse_ignored
 
 FOLDER = Path(imports.__file__).parent
 LISTED = yaml.safe_load((FOLDER / "megatron_arguments.yaml").read_text(encoding="utf-8"))
-MODELLED = sorted({name for one in LISTED["programs"] for name in one.get("modelled", "").split()})
+IN_TABLE = {flag.removeprefix("--"): row for flag, row in FLAGS.items()}
+MODELLED = sorted(
+    {name for one in LISTED["programs"] for name in one.get("modelled", "").split()}
+    | {name for name, row in IN_TABLE.items() if row.exports == "none"}
+)
 REFUSED = LISTED["refused"].split()
 UNKNOWN = "not known to any version of Megatron-LM"
 
@@ -32,7 +37,8 @@ def test_every_argument_stands_once():
     with_effects = [name.removeprefix("--") for name in effects()]
 
     assert [name for name, times in Counter(names + with_effects).items() if times > 1] == []
-    assert len(known_flags()) == len(names) + len(with_effects)
+    assert set(names) & IN_TABLE.keys() == set()
+    assert len(known_flags()) == len(names) + len(IN_TABLE.keys() | set(with_effects))
 
 
 def test_what_counts_as_modelled_is_asked_for():

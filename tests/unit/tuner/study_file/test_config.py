@@ -148,6 +148,20 @@ def test_opened_and_tightened_dimensions(tmp_path):
     assert options.opened == ("recompute", "sequence_parallel")
 
 
+def test_free_memory_has_one_key_and_the_old_one_still_counts(tmp_path, good_study):
+    """The old key holds with a note; both must agree, unless the command line says it anew."""
+    old = write(tmp_path, study(space="{memory_headroom: 0.1}"), "old.yaml")
+    both = write(tmp_path, study(space="{memory_headroom: 0.1}", limits="{free_memory: 0.2}"), "both.yaml")
+    found = load_study(old)
+
+    assert found.options.memory_headroom == 0.1
+    assert [note for note in found.notes if "limits.free_memory" in note] == list(found.notes)[-1:]
+    assert load_study(good_study, overrides=["limits.free_memory=0.3"]).options.memory_headroom == 0.3
+    assert load_study(old, overrides=["limits.free_memory=0.3"]).options.memory_headroom == 0.3
+    with pytest.raises(ConfigError, match=r"space.memory_headroom = 0.1: .*limits.free_memory, which is 0.2"):
+        load_study(both)
+
+
 def test_degrees_of_the_experts_and_of_sharding_are_fixed_or_opened(tmp_path):
     """expert_tp and dp_shard are the job's, or a list under `space` opens them; 0 is among what they may be."""
     job = GOOD["job"][:-1] + ", expert_tp: 1, dp_shard: 2, recompute_modules: [mlp, layernorm]}"
