@@ -24,6 +24,7 @@ from trials.framework_flags import FlagExporter
 from trials.knobs.knob import Knob
 from trials.own_step import OwnStepPlans, World
 from trials.step_planner import StepPlanner
+from trials.time_limit import TimeLimit
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -97,8 +98,8 @@ class StudyParts:
 class AbstractTrialKeys(DocumentedModel, ABC):
     """Keys of one backend in a study's `trial:` section.
 
-    A subclass declares the field `backend` with its name as a Literal, the fields `time_limit` and `proxy`, and its
-    own keys. The docstring under a field is the field's text in the reference of study files.
+    A subclass declares the field `backend` with its name as a Literal, the field `proxy`, and its own keys. The
+    docstring under a field is the field's text in the reference of study files.
 
     Attributes:
         WITHOUT_MEANING: Names of keys that a resumed study may change, because its recorded trials stay comparable.
@@ -111,7 +112,14 @@ class AbstractTrialKeys(DocumentedModel, ABC):
 
     RENAMED: ClassVar[Mapping[str, str]] = {"time_limit_s": "time_limit, which takes seconds too, or 30:00 as in Slurm"}
 
-    @abstractmethod
+    backend: str
+    """Name of the backend."""
+
+    time_limit: TimeLimit | None = None
+    """Time after which a trial is cut off; the steps that it measured are kept. As in Slurm, `30:00` is minutes and
+    `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
+    """
+
     def build(self, study: StudyParts) -> AbstractBackend:
         """Build the backend that runs the study's trials.
 
@@ -121,6 +129,16 @@ class AbstractTrialKeys(DocumentedModel, ABC):
         Raises:
             ConfigError: The backend cannot run trials of this study.
         """
+        own_step = study.subject.own_step
+        return self.build_model(study) if own_step is None else self.build_own_step(study, own_step)
+
+    @abstractmethod
+    def build_model(self, study: StudyParts) -> AbstractBackend:
+        """Build the backend of a study of a model of the catalog, or of published rows; see `build`."""
+
+    def build_own_step(self, study: StudyParts, steps: OwnStepPlans) -> AbstractBackend:  # noqa: ARG002 # most refuse
+        """Build the backend of a study of a step of the user's own; see `build`."""
+        raise AssertionError(f"{study.name} has a step of the user's own, which OWN_STEPS lacks")
 
     def measured_runs(self, base_dir: Path) -> MeasuredGroup | None:  # noqa: ARG002 # most backends replay nothing
         """Read the measured runs that take the place of trials; None if trials are run.

@@ -39,7 +39,10 @@ from trials.backend import CLOCK_WORDS, Observation
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from trials.torch_training.backend import TorchBackend
+from trials.torch_training.framework import TORCH
 from trials.torch_training.rank_setup import TORCH_RANKS
+from trials.training.backend import AbstractTrainingBackend
+from trials.training.planned import PlannedBackend
 from tuner.study_file.config import load_study
 from tuner.study_file.request import StudyRequest
 from tuner.subject.problem import Problem
@@ -63,15 +66,18 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _measure(given: argparse.Namespace) -> dict[str, Any]:
     config = load_study(given.study, overrides=given.set)
-    if not isinstance(config.trials.backend, TorchBackend):
+    backend = config.trials.backend
+    if not isinstance(backend, TorchBackend | PlannedBackend) or backend.framework is not TORCH:
         raise ConfigError("trains nothing for real", key="trial.backend", nearest="backend: torch")
     grid = config.problem.space().grid
     if not given.judge_only:
-        _measure_rounds(config.problem, config.trials.backend, grid, given)
+        _measure_rounds(config.problem, backend, grid, given)
     return _judge(config, grid, given.out)
 
 
-def _measure_rounds(problem: Problem, backend: TorchBackend, grid: ConfigGrid, given: argparse.Namespace) -> None:
+def _measure_rounds(
+    problem: Problem, backend: AbstractTrainingBackend, grid: ConfigGrid, given: argparse.Namespace
+) -> None:
     done = _done(given.out)
     # Each round has a seeded order, so that a continued run measures exactly what is missing.
     todo = [
@@ -100,7 +106,7 @@ def _measure_rounds(problem: Problem, backend: TorchBackend, grid: ConfigGrid, g
 
 def _row(
     problem: Problem,
-    backend: TorchBackend,
+    backend: AbstractTrainingBackend,
     degrees: Mapping[str, Any],
     observation: Observation,
     number: int,

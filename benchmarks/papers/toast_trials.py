@@ -30,8 +30,9 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.jax.graph import graph_of_jax
 from costmodels.sharding.plan import Plan, cost_of
-from trials.jax_training.own_step.backend import OwnStepBackend
+from trials.jax_training.framework import JAX
 from trials.own_step import OwnStep
+from trials.training.planned import OwnStepBackend
 
 MANUAL = "manual"
 CHOICES = (MANUAL, "d_rec", "descent", "unseeded", "seeded")
@@ -138,7 +139,9 @@ def run_model(name: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     plans = plans_of(name, given.planners)
     factory = f"{__spec__.name if __spec__ else __name__}:{name}"
     backends = {
-        planner: OwnStepBackend(steps=GivenPlan(factory=factory, given=plan), cluster=plan.mesh.cluster, **OPTIONS)
+        planner: OwnStepBackend(
+            framework=JAX, steps=GivenPlan(factory=factory, given=plan), cluster=plan.mesh.cluster, **OPTIONS
+        )
         for planner, plan in plans.items()
     }
     runs = run_backends(name, backends, rounds=given.rounds)

@@ -13,17 +13,17 @@ from benchmarks.support.timing import tell
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import with_layers
-from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.plan import Plan
 from hardware.cluster import Cluster
 from hardware.cluster_file import read_described_cluster
 from hardware.io.errors import ConfigError
 from trials.backend import Observation, Status
-from trials.jax_training.backend import JaxBackend
+from trials.jax_training.framework import JAX
 from trials.rank_backend import AbstractRankBackend, OpenBackend
 from trials.ranks.processes import RankProcesses
-from trials.torch_training.backend import TorchBackend
+from trials.torch_training.framework import TORCH
+from trials.training.planned import PlannedBackend
 
 Kind = Literal["torch", "jax"]
 """Backend that runs plans."""
@@ -33,8 +33,14 @@ HEADS = 16
 """Heads of a small model; if the published one has groups, every two heads share a key head."""
 STEPS = 5
 """Measured steps of a trial."""
-OPTIONS: Mapping[str, Any] = {"warmup_steps": 2, "min_steps": STEPS, "max_steps": STEPS, "chosen_clock": "virtual"}
-"""Options of all backends."""
+OPTIONS: Mapping[str, Any] = {
+    "warmup_steps": 2,
+    "min_steps": STEPS,
+    "max_steps": STEPS,
+    "chosen_clock": "virtual",
+    "hang_limit_s": 600.0,
+}
+"""Options of all backends; processes are silent while XLA compiles."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,15 +130,9 @@ def run_backends(
 
 def backend_of(kind: Kind, job: TrainingJob, plan: Plan) -> AbstractRankBackend:
     """Return the backend that runs a plan."""
-    if kind == "jax":
-        return JaxBackend(job=job, cluster=plan.mesh.cluster, planner=GivenPlan(given=plan), **OPTIONS)
-    return TorchBackend(
-        job=job,
-        cluster=plan.mesh.cluster,
-        runtime=find_runtime("torch-planned"),
-        device="cpu",
-        planner=GivenPlan(given=plan),
-        **OPTIONS,
+    framework = JAX if kind == "jax" else TORCH
+    return PlannedBackend(
+        framework=framework, job=job, cluster=plan.mesh.cluster, planner=GivenPlan(given=plan), **OPTIONS
     )
 
 

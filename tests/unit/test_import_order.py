@@ -53,8 +53,9 @@ ROOMS: dict[str, set[str]] = {
     "trials.replay": {"trials"},
     "trials.simulated": {"trials", "trials.knobs"},
     "trials.command": {"trials", "trials.ranks", "trials.profiling", "trials.link_probe", "trials.knobs"},
-    "trials.torch_training": {"trials", "trials.ranks", "trials.profiling"},
-    "trials.jax_training": {"trials", "trials.ranks"},
+    "trials.training": {"trials", "trials.ranks"},
+    "trials.torch_training": {"trials", "trials.ranks", "trials.profiling", "trials.training"},
+    "trials.jax_training": {"trials", "trials.ranks", "trials.training"},
     "trials.on_ray": {"trials", "trials.ranks", "trials.link_probe"},
     "trials.registry": {
         *("trials.replay", "trials.simulated", "trials.command", "trials.torch_training", "trials.jax_training")

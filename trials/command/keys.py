@@ -31,7 +31,6 @@ from trials.command.placeholders import (
 from trials.command.slurm.jobs import SlurmJobs, check_options, study_prefix
 from trials.framework_flags import FlagExporter, WriteFlags
 from trials.knobs.knob import Knob
-from trials.time_limit import TimeLimit
 from trials.trial_keys import AbstractTrialKeys, StudyParts
 
 
@@ -115,15 +114,10 @@ class CommandKeys(AbstractTrialKeys):
     hang_limit_s: Annotated[float, Field(gt=0)] = 600.0
     """Silence of the command after which a trial counts as hanging [s]."""
 
-    time_limit: TimeLimit | None = None
-    """Time after which a trial is cut off; the steps that it measured are kept. As in Slurm, `30:00` is minutes and
-    `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
-    """
-
     proxy: None = None
     """Refused: the command trains one job."""
 
-    def build(self, study: StudyParts) -> CommandBackend:
+    def build_model(self, study: StudyParts) -> CommandBackend:
         """Build the backend that runs the study's command.
 
         Raises:

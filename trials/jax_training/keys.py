@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from trials.jax_training.backend import AbstractJaxBackend, ClockChoice, JaxBackend
-from trials.jax_training.own_step.backend import OwnStepBackend
+from trials.jax_training.framework import JAX
 from trials.own_step import World
-from trials.plannable import check_plannable
 from trials.rank_backend import is_cpu_cluster
-from trials.step_options import check_numbers_of_steps
-from trials.time_limit import TimeLimit
-from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
+from trials.training.backend import ClockChoice
+from trials.training.framework import Framework
+from trials.training.keys import PROCESSORS, AbstractTrainingKeys
+from trials.training.plannable import check_plannable
+from trials.training.planned import PlannedBackend
+from trials.trial_keys import ProxyOptions, StudyParts
 
 
-class JaxKeys(AbstractTrialKeys):
+class JaxKeys(AbstractTrainingKeys):
     """`trial:` with `backend: jax`."""
 
     OWN_STEPS: ClassVar[frozenset[World]] = frozenset({"jax"})
+    FRAMEWORK: ClassVar[Framework] = JAX
 
     backend: Literal["jax"]
     """Trials run a jitted training step in JAX, sharded by the candidate's plan; see [real training with
@@ -34,44 +36,23 @@ class JaxKeys(AbstractTrialKeys):
     all processes, which is a step's total work and not its layout.
     """
 
-    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
-    """Seed of weights and data."""
-
     warmup_steps: Annotated[int, Field(ge=1, le=100)] = 1
     """Number of steps before the first measured one."""
-
-    min_steps: Annotated[int, Field(ge=1, le=1000)] = 5
-    """Smallest number of measured steps."""
-
-    max_steps: Annotated[int, Field(ge=1, le=1000)] = 20
-    """Largest number of measured steps."""
-
-    precision: Annotated[float, Field(gt=0, lt=1)] = 0.02
-    """Relative standard error of the median below which measuring ends."""
 
     hang_limit_s: Annotated[float, Field(gt=0)] = 600.0
     """Silence of all processes after which a trial counts as hanging [s]; they are silent while XLA compiles."""
 
-    time_limit: TimeLimit | None = None
-    """Time after which a trial is cut off; the steps that it measured are kept. As in Slurm, `30:00` is minutes and
-    `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
-    """
-
     proxy: ProxyOptions | None = None
     """Smaller jobs that may run in place of candidates; refused for a step of your own."""
 
-    def build(self, study: StudyParts) -> AbstractJaxBackend:
+    def build_model(self, study: StudyParts) -> PlannedBackend:
         """Build the backend that trains the study's model.
 
         Raises:
             ConfigError: This step cannot train the model, the runtime or the devices are others, or two keys
                 contradict.
         """
-        check_numbers_of_steps(self.min_steps, self.max_steps)
-        if study.subject.own_step is not None:
-            self._check_cluster(study.cluster)
-            return OwnStepBackend(steps=study.subject.own_step, cluster=study.cluster, **self._options())
-        runtime = study.setting.runtime
+        options, runtime = self.step_options(), study.setting.runtime
         if runtime.rule_set != "jax-reference":
             raise ConfigError(
                 "is not a runtime that the jax backend can train with",
@@ -79,26 +60,24 @@ class JaxKeys(AbstractTrialKeys):
                 value=runtime.name,
                 nearest="runtime: jax-reference",
             )
-        self._check_cluster(study.cluster)
+        self.check_processors(study.cluster)
         check_plannable(
             study.setting.job,
             backend="jax",
             nearest="trial.backend: torch, or a model with plain attention",
             precisions=("fp32", "bf16"),
         )
-        return JaxBackend(job=study.setting.job, cluster=study.cluster, planner=study.step_planner, **self._options())
+        return PlannedBackend(
+            framework=JAX, job=study.setting.job, cluster=study.cluster, planner=study.step_planner, **options
+        )
 
-    def _options(self) -> dict[str, Any]:
-        """Return the options that every backend in JAX has."""
-        names = ("seed", "warmup_steps", "min_steps", "max_steps", "precision", "hang_limit_s")
-        return {name: getattr(self, name) for name in names} | {"chosen_clock": self.clock}
+    def check_processors(self, cluster: Cluster, nearest: str = PROCESSORS) -> None:
+        """Check that processes can run sharding plans on the devices of a cluster.
 
-    @staticmethod
-    def _check_cluster(cluster: Cluster) -> None:
+        Raises:
+            ConfigError: They are no processors.
+        """
         if not is_cpu_cluster(cluster):
             raise ConfigError(
-                "has devices that the jax backend cannot train on",
-                key="cluster",
-                value=cluster.name,
-                nearest="a cluster of processors, for example cluster: {name: cpu-host}",
+                "has devices that the jax backend cannot train on", key="cluster", value=cluster.name, nearest=nearest
             )

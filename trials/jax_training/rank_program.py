@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import time
-import traceback
 from typing import Any
 
 import jax
@@ -18,21 +17,20 @@ from trials.jax_training.device_program import DeviceProgram
 from trials.jax_training.model.device_share import DeviceShare, compile_with_program
 from trials.jax_training.model.graph_run import lower_graph_step
 from trials.jax_training.own_step.run import lower_own_step
-from trials.jax_training.rank_plan import Finished, GraphStep, Ready, StepTaken, StepWork
 from trials.jax_training.steps import LoweredStep, RunningStep
-from trials.median_error import median_error
 from trials.own_step import OwnStep
-from trials.rank_endings import Failed, describe_error
 from trials.ranks.messages import Place
-from trials.ranks.out_of_memory import is_memory_used_up, speaks_of_memory
+from trials.ranks.out_of_memory import speaks_of_memory
+from trials.training.messages import Failed, Finished, Ready, StepTaken, describe_error
+from trials.training.work import CatalogStep, PlannedWork
 
 PORT_WAIT_S = 10.0
 """Time that other processes of the trial may take to close the port that was reserved for rank 0 [s]."""
 
 
-def run_rank(place: Place, work: StepWork) -> None:
+def run_rank(place: Place, work: PlannedWork) -> None:
     """Compile, run and measure the step of `work`; any failure is sent as a message."""
-    peak_bytes = 0
+    peak_bytes = None
     try:
         began_s = time.perf_counter()
         connect(place, num_devices=work.plan.mesh.num_devices)
@@ -58,33 +56,27 @@ def run_rank(place: Place, work: StepWork) -> None:
         for _ in range(work.warmup_steps):
             runner.step()
             runner.share_s()
+        times = {
+            "group_s": connected_s - began_s,
+            "compile_s": compiled_s - connected_s,
+            "build_s": built_s - compiled_s,
+            "warmup_s": time.perf_counter() - built_s,
+        }
         collectives_s = 0.0 if program is None else program.collectives_s(work.plan.mesh.cluster)
-        place.tell(
-            Ready(
-                group_s=connected_s - began_s,
-                compile_s=compiled_s - connected_s,
-                build_s=built_s - compiled_s,
-                warmup_s=time.perf_counter() - built_s,
-                collectives_s=collectives_s,
-            )
-        )
+        if work.clock == "virtual":
+            times["collectives_s"] = collectives_s
+        place.tell(Ready(conditions=times))
         _measure_steps(place, work, runner, collectives_s)
-        place.tell(Finished(peak_bytes=peak_bytes))
+        place.tell(Finished(peak_bytes=peak_bytes, conditions={}))
         if place.world_size > 1:
             jax.distributed.shutdown()
     except Exception as error:  # noqa: BLE001 # the rank's boundary: a failure is a result
-        reason = describe_error(error)
-        place.tell(
-            Failed(
-                is_out_of_memory=isinstance(error, MemoryError)
-                or speaks_of_memory(str(error))
-                or "RESOURCE_EXHAUSTED" in reason,
-                is_memory_used_up=is_memory_used_up(),
-                reason=reason,
-                text=traceback.format_exc(),
-                peak_bytes=peak_bytes,
-            )
+        lacks_memory = (
+            isinstance(error, MemoryError)
+            or speaks_of_memory(str(error))
+            or "RESOURCE_EXHAUSTED" in describe_error(error)
         )
+        place.tell(Failed.of(error, is_out_of_memory=lacks_memory, peak_bytes=peak_bytes))
 
 
 def connect(place: Place, *, num_devices: int) -> None:
@@ -126,10 +118,10 @@ def device_bytes(compiled: Any) -> int:
     )
 
 
-def _lower(work: StepWork) -> LoweredStep:
+def _lower(work: PlannedWork) -> LoweredStep:
     """Lower the step of a trial for the devices of its plan's mesh."""
     match work.step:
-        case GraphStep(top_k=top_k):
+        case CatalogStep(top_k=top_k):
             return lower_graph_step(work.plan, top_k=top_k, seed=work.seed)
         case OwnStep() as own:
             return lower_own_step(own, work.plan, seed=work.seed)
@@ -150,10 +142,13 @@ class _Runner:
         return 0.0 if self._share is None else self._share.cpu_s()
 
 
-def _measure_steps(place: Place, work: StepWork, runner: _Runner, collectives_s: float) -> None:
-    """Run measured steps until they are precise enough, and send each of them."""
+def _measure_steps(place: Place, work: PlannedWork, runner: _Runner, collectives_s: float) -> None:
+    """Run measured steps until they are precise enough, and send each of them.
+
+    The virtual time of a step is the CPU time of the share of one device, alone, and the time of its collectives.
+    """
     seconds: list[float] = []
-    for _ in range(work.max_steps):
+    for number in range(work.max_steps):
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         loss = runner.step()
         measured = [time.perf_counter() - began_s, time.process_time() - began_cpu_s]
@@ -162,13 +157,9 @@ def _measure_steps(place: Place, work: StepWork, runner: _Runner, collectives_s:
         walls, cpus, shares = np.asarray(process_allgather(np.array(measured))).reshape(-1, 3).T
         # a device without others runs the whole step by itself
         alone_s = shares.max() if work.plan.mesh.num_devices > 1 else cpus.sum()
-        taken = StepTaken(
-            wall_s=float(walls.max()),
-            cpu_s=float(cpus.sum()),
-            virtual_s=float(alone_s) + collectives_s if work.clock == "virtual" else 0.0,
-            loss=loss,
-        )
-        place.tell(taken)
-        seconds.append(taken.seconds(work.clock))
-        if len(seconds) >= work.min_steps and median_error(seconds) <= work.precision:
+        times = {"wall": float(walls.max()), "cpu": float(cpus.sum()), "virtual": float(alone_s) + collectives_s}
+        detail = times["virtual"] if work.clock == "virtual" else None
+        place.tell(StepTaken(number=number, wall_s=times["wall"], cpu_s=times["cpu"], loss=loss, detail=detail))
+        seconds.append(times[work.clock])
+        if work.is_precise(seconds):
             return

@@ -32,8 +32,8 @@ from hardware.io.errors import ConfigError
 from trials.backend import PROGRAM_SIGNALS, AbstractBackend, HostNeeds, Observation, Status, tail_of
 from trials.on_ray.cluster import first_line, join_cluster
 from trials.on_ray.local import import_ray, renew_keepers, start_local_ray, stop_local_ray
+from trials.on_ray.placement import in_words, machines_in_words, machines_of, no_room, reserve_hosts, room_for
 from trials.on_ray.worker import Mailbox, News, Slot, Start
-from trials.placement import in_words, machines_in_words, machines_of, no_room, reserve_hosts, room_for
 from trials.ranks.contract import RanksLostError
 
 PLACEMENT_WAIT_S = 30.0

@@ -10,7 +10,6 @@ from pydantic import Field
 
 from costmodels.calibration.measured_runs import MeasuredGroup, read_measured_group
 from trials.replay.backend import ReplayBackend
-from trials.time_limit import TimeLimit
 from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
 
 
@@ -32,15 +31,10 @@ class ReplayKeys(AbstractTrialKeys):
     seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
     """Wall time that each trial pretends to take [s], spread over its steps."""
 
-    time_limit: TimeLimit | None = None
-    """Time after which a trial is cut off; the steps that it measured are kept. As in Slurm, `30:00` is minutes and
-    `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
-    """
-
     proxy: ProxyOptions | None = None
     """Refused: there are no rows of smaller jobs."""
 
-    def build(self, study: StudyParts) -> ReplayBackend:
+    def build_model(self, study: StudyParts) -> ReplayBackend:
         """Build the backend that replays the study's measured runs."""
         assert study.subject.measured is not None, "a replay has measured rows"
         return ReplayBackend(group=study.subject.measured, seconds_per_trial=self.seconds_per_trial)

@@ -7,10 +7,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from hardware.io.errors import ConfigError
-from trials.own_step import World
+from trials.own_step import OwnStepPlans, World
 from trials.simulated.backend import Fidelity, SimulatedBackend
 from trials.simulated.own_step import OwnSimulatedBackend
-from trials.time_limit import TimeLimit
 from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
 
 
@@ -42,32 +41,28 @@ class SimulatedKeys(AbstractTrialKeys):
     seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
     """Wall time that each trial pretends to take [s], spread over its steps."""
 
-    time_limit: TimeLimit | None = None
-    """Time after which a trial is cut off; the steps that it measured are kept. As in Slurm, `30:00` is minutes and
-    `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
-    """
-
     proxy: ProxyOptions | None = None
     """Smaller jobs that run in place of candidates before any runs at full size; see below."""
 
-    def build(self, study: StudyParts) -> SimulatedBackend | OwnSimulatedBackend:
-        """Build the simulated world of these keys.
-
-        Raises:
-            ConfigError: The event simulator is asked for a step of the user's own.
-        """
-        own_step = study.subject.own_step
-        if own_step is not None:
-            if self.fidelity != "step_time":
-                raise ConfigError(
-                    "cannot run a step of your own",
-                    key="trial.fidelity",
-                    value=self.fidelity,
-                    nearest=f"fidelity: step_time, or backend: {own_step.step.world}, which runs it for real",
-                )
-            errors = self.model_dump(exclude={"backend", "time_limit", "proxy", "fidelity"})
-            return OwnSimulatedBackend(steps=own_step, cluster=study.cluster, **errors)
+    def build_model(self, study: StudyParts) -> SimulatedBackend:
+        """Build the simulated world of these keys."""
         setting, world = study.setting, self.model_dump(exclude={"backend", "time_limit", "proxy"})
         return SimulatedBackend(
             job=setting.job, cluster=setting.cluster, runtime=setting.runtime, knobs=study.knobs, **world
         )
+
+    def build_own_step(self, study: StudyParts, steps: OwnStepPlans) -> OwnSimulatedBackend:
+        """Build the simulated world of a step of the user's own.
+
+        Raises:
+            ConfigError: The event simulator is asked for.
+        """
+        if self.fidelity != "step_time":
+            raise ConfigError(
+                "cannot run a step of your own",
+                key="trial.fidelity",
+                value=self.fidelity,
+                nearest=f"fidelity: step_time, or backend: {steps.step.world}, which runs it for real",
+            )
+        errors = self.model_dump(exclude={"backend", "time_limit", "proxy", "fidelity"})
+        return OwnSimulatedBackend(steps=steps, cluster=study.cluster, **errors)

@@ -6,90 +6,90 @@ import contextlib
 import ctypes
 import gc
 import time
-import traceback
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from trials.median_error import median_error
-from trials.profiling.operator_profile import RankProfile
-from trials.rank_endings import Begun, Failed, describe_error
+from trials.own_step import OwnStep
 from trials.ranks.memory_limit import limit_data
 from trials.ranks.messages import Place
-from trials.ranks.out_of_memory import is_memory_used_up, speaks_of_memory
+from trials.ranks.out_of_memory import speaks_of_memory
+from trials.torch_training.framework import Profiled
 from trials.torch_training.model.experts import keep_all, keep_up_to
 from trials.torch_training.own_step.run import OwnTraining, trace_own_step
 from trials.torch_training.planned.step import PlannedStep
 from trials.torch_training.process_group import process_group
-from trials.torch_training.profiling.rank_recording import RankRecording
 from trials.torch_training.profiling.recording import BACKEND, Recorder, register_recorded_backend
 from trials.torch_training.profiling.step_profiler import profile_steps
-from trials.torch_training.rank_plan import Finished, OwnRankPlan, RankPlan, Ready, StepTaken
+from trials.torch_training.trainer_work import TrainerWork
 from trials.torch_training.training import Trainer
+from trials.training.messages import Begun, Failed, Finished, Ready, StepTaken
+from trials.training.work import CatalogStep, PlannedWork
 
 AnyTrainer = Trainer | PlannedStep | OwnTraining
+AnyWork = TrainerWork | PlannedWork
 
 
-def run_rank(place: Place, plan: RankPlan | OwnRankPlan) -> None:
-    """Train and measure under `plan`; any failure is sent as a message."""
-    memory = _Memory(plan)
-    if plan.device == "cpu":
+def run_rank(place: Place, work: AnyWork) -> None:
+    """Train and measure the step of `work`; any failure is sent as a message."""
+    memory = _Memory(work)
+    if work.device == "cpu":
         place.tell(Begun(resident_bytes=memory.start_bytes))
     try:
         began_s = time.perf_counter()
-        recorder = register_recorded_backend() if plan.records else None
-        with process_group(place, plan.device, backend=BACKEND if recorder else None) as device:
+        recorder = register_recorded_backend() if work.records else None
+        with process_group(place, work.device, backend=BACKEND if recorder else None) as device:
             grouped_s = time.perf_counter()
-            trainer = _build_trainer(plan, device, memory)
+            trainer = _build_trainer(work, device, memory)
             built_s = time.perf_counter()
-            for number in range(plan.warmup_steps):
-                if number == plan.warmup_steps - 1:
+            for number in range(work.warmup_steps):
+                if number == work.warmup_steps - 1:
                     memory.begin()
                 trainer.step()
             gc.collect()
             gc.freeze()  # all objects so far stay, and collections inside of steps need not look at them
-            place.tell(
-                Ready(group_s=grouped_s - began_s, build_s=built_s - grouped_s, warmup_s=time.perf_counter() - built_s)
-            )
-            _measure_steps(place, plan, trainer, recorder if plan.clock == "virtual" else None, device)
+            times = {
+                "group_s": grouped_s - began_s,
+                "build_s": built_s - grouped_s,
+                "warmup_s": time.perf_counter() - built_s,
+            }
+            place.tell(Ready(conditions=times))
+            _measure_steps(place, work, trainer, recorder if work.clock == "virtual" else None, device)
             began_s = time.perf_counter()
             peak_bytes = memory.peak_bytes()
-            profile, recording = _profile_step(trainer, recorder, device) if plan.profiles else (None, None)
-            place.tell(
-                Finished(
-                    peak_bytes=peak_bytes, profile_s=time.perf_counter() - began_s, profile=profile, recording=recording
-                )
-            )
+            detail = _profile_step(trainer, recorder, device) if work.profiles else None
+            times = {"profile_s": time.perf_counter() - began_s}
+            place.tell(Finished(peak_bytes=peak_bytes, conditions=times, detail=detail))
     except Exception as error:  # noqa: BLE001 # the rank's boundary: a failure is a result
-        place.tell(
-            Failed(
-                is_out_of_memory=_is_out_of_memory(error),
-                is_memory_used_up=plan.device == "cpu" and is_memory_used_up(),
-                reason=describe_error(error),
-                text=traceback.format_exc(),
-                peak_bytes=memory.peak_bytes(),
-            )
+        failed = Failed.of(
+            error,
+            is_out_of_memory=_is_out_of_memory(error),
+            peak_bytes=memory.peak_bytes(),
+            on_cpu=work.device == "cpu",
         )
+        place.tell(failed)
 
 
-def _build_trainer(plan: RankPlan | OwnRankPlan, device: torch.device, memory: _Memory) -> AnyTrainer:
+def _build_trainer(work: AnyWork, device: torch.device, memory: _Memory) -> AnyTrainer:
     """Build this rank's part of the model."""
-    if isinstance(plan, OwnRankPlan):
-        return _begin_own_step(plan, memory)
-    if plan.sharding is not None:
-        return PlannedStep(plan.sharding, seed=plan.seed, top_k=plan.job.model.top_k)
-    keep = keep_all if plan.capacity_factor is None else keep_up_to(plan.capacity_factor)
-    return Trainer(plan.job, plan.runtime, plan.config, device, seed=plan.seed, keep=keep)
+    if isinstance(work, TrainerWork):
+        keep = keep_all if work.capacity_factor is None else keep_up_to(work.capacity_factor)
+        return Trainer(work.job, work.runtime, work.config, device, seed=work.seed, keep=keep)
+    match work.step:
+        case CatalogStep(top_k=top_k):
+            return PlannedStep(work.plan, seed=work.seed, top_k=top_k)
+        case OwnStep() as own:
+            return _begin_own_step(own, work, memory)
 
 
-def _begin_own_step(plan: OwnRankPlan, memory: _Memory) -> OwnTraining:
+def _begin_own_step(own: OwnStep, work: PlannedWork, memory: _Memory) -> OwnTraining:
     """Build a user's module, whose imports and trace are no memory of training."""
-    traced = trace_own_step(plan.step, plan.sharding, seed=plan.seed)
+    traced = trace_own_step(own, work.plan, seed=work.seed)
     memory.leave_out_all_but(traced.tensor_bytes)
     training = traced.begin()
     # until here, each rank may have had the module whole
-    limit_data(max(int(plan.memory_bytes) - memory.held_bytes(), 0))
+    limit_data(max(int(work.memory_bytes) - memory.held_bytes(), 0))
     return training
 
 
@@ -99,11 +99,11 @@ def _take_step(trainer: AnyTrainer) -> float:
 
 
 def _measure_steps(
-    place: Place, plan: RankPlan | OwnRankPlan, trainer: AnyTrainer, recorder: Recorder | None, device: torch.device
+    place: Place, work: AnyWork, trainer: AnyTrainer, recorder: Recorder | None, device: torch.device
 ) -> None:
     """Train measured steps until they are precise enough, and send each of them."""
     seconds: list[float] = []
-    for number in range(plan.max_steps):
+    for number in range(work.max_steps):
         if recorder:
             recorder.start()
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
@@ -114,29 +114,26 @@ def _measure_steps(
         recording = recorder.stop() if recorder else None
         # all ranks get the same numbers, so that they all stop after the same step
         walls, cpus = _gather([wall_s, cpu_s], device)
-        place.tell(StepTaken(number=number, wall_s=max(walls), cpu_s=sum(cpus), loss=loss, recording=recording))
-        seconds.append(max(walls) if plan.clock == "wall" else sum(cpus))
-        if len(seconds) >= plan.min_steps and median_error(seconds) <= plan.precision:
+        place.tell(StepTaken(number=number, wall_s=max(walls), cpu_s=sum(cpus), loss=loss, detail=recording))
+        seconds.append(max(walls) if work.clock == "wall" else sum(cpus))
+        if work.is_precise(seconds):
             return
 
 
-def _profile_step(
-    trainer: AnyTrainer, recorder: Recorder | None, device: torch.device
-) -> tuple[RankProfile | None, RankRecording | None]:
+def _profile_step(trainer: AnyTrainer, recorder: Recorder | None, device: torch.device) -> Profiled:
     """Train one more step; return its operators, and its recording if there is a recorder.
 
     A planned step is recorded only: its operators are those of its graph, whatever their kernels.
     """
-    if not isinstance(trainer, Trainer):
-        assert recorder is not None, "planned steps run on CPUs, whose groups record"
+    if recorder:
         recorder.start()
+    if isinstance(trainer, Trainer):
+        profile = profile_steps(trainer.start_step, device)
+    else:
+        assert recorder is not None, "planned steps run on CPUs, whose groups record"
+        profile = None
         trainer.step()
-        return None, recorder.stop()
-    if recorder is None:
-        return profile_steps(trainer.start_step, device), None
-    recorder.start()
-    profile = profile_steps(trainer.start_step, device)
-    return profile, recorder.stop()
+    return Profiled(profile=profile, recording=recorder.stop() if recorder else None)
 
 
 def _gather(values: list[float], device: torch.device) -> list[list[float]]:
@@ -163,8 +160,8 @@ class _Memory:
     `begin` forgets the peak of building and of the first warm-up steps: weights are made whole before they are cut.
     """
 
-    def __init__(self, plan: RankPlan | OwnRankPlan) -> None:
-        self._is_cuda = plan.device == "cuda"
+    def __init__(self, work: AnyWork) -> None:
+        self._is_cuda = work.device == "cuda"
         self._trims = False
         self.start_bytes = 0
         if not self._is_cuda:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from costmodels.job.training_job import TrainingJob
 from hardware.io.errors import ConfigError
-from trials.plannable import check_sequences
+from trials.training.plannable import check_sequences
 
 PRECISIONS = ("fp32", "bf16")
 

@@ -23,7 +23,7 @@ from optuna import Study
 
 from hardware.dynamics import lost_hosts
 from trials.on_ray.executor import RayExecutor
-from trials.placement import NoRoomError
+from trials.on_ray.placement import NoRoomError
 from tuner.answers.fewer_hosts import phases_in, phases_of
 from tuner.economics.device_time import device_time_of
 from tuner.forecast.prepared import Prepared

@@ -9,14 +9,14 @@ import pytest
 
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.job.proxy_job import Reduction
 from costmodels.job.training_job import TrainingJob
 from tests.support.programs.backend_contract import BackendContract
 from tests.support.programs.small_backends import cluster_of
 from trials.backend import Status
-from trials.jax_training.backend import JAX_RANKS, JaxBackend
+from trials.jax_training.framework import JAX, JAX_RANKS
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
+from trials.training.planned import PlannedBackend
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 
@@ -27,7 +27,8 @@ CONFIG = ParallelConfig(dp=2, tp=2, mbs=2)
 def backend_of(devices=4, hosts=1, **changes):
     """Build a backend of a tiny job with three steps."""
     options = {"min_steps": 3, "max_steps": 3, "hang_limit_s": 300.0} | changes
-    return JaxBackend(
+    return PlannedBackend(
+        framework=JAX,
         job=TrainingJob(model=MODEL, sequence_length=64, global_batch_size=4, precision="fp32"),
         cluster=cluster_of(devices // hosts, hosts),
         planner=LayeredStepPlanner(planning=LayerPlanning()),
@@ -117,20 +118,3 @@ def test_a_candidate_that_the_rules_exclude_is_never_run(opened):
     """
     with pytest.raises(AssertionError, match="equal micro-batches"):
         opened(backend_of()).measure(replace(CONFIG, mbs=3), trial_number=0)
-
-
-def test_the_clock_is_the_wall_where_every_device_has_a_core():
-    """With more devices than cores nobody gets a wall clock without asking for it."""
-    assert backend_of(cores=4).clock == "wall"
-    assert backend_of(cores=3).clock == "virtual"
-    assert backend_of(cores=3, chosen_clock="wall").clock == "wall"
-
-
-def test_a_proxy_job_has_the_clock_of_its_study():
-    """A job on fewer hosts, whose devices would each have a core, is measured by the virtual clock of the whole one."""
-    whole = backend_of(hosts=2, cores=2)
-    smaller = whole.reduced(Reduction(hosts=1, layers=1, global_batch_size=2))
-
-    assert replace(smaller, chosen_clock="auto").clock == "wall"
-    assert smaller.clock == whole.clock == "virtual"
-    assert (smaller.cluster.num_hosts, smaller.job.global_batch_size) == (1, 2)

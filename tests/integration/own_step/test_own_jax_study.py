@@ -21,7 +21,7 @@ from hardware.io.errors import ConfigError
 from tests.support.quick_xla import on_devices
 from tests.support.studies.in_process_executor import InProcessExecutor
 from trials.backend import Status
-from trials.jax_training.backend import JAX_RANKS
+from trials.jax_training.framework import JAX_RANKS
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from tuner import load_study, rank, run_study

@@ -18,12 +18,11 @@ pytest.importorskip("torch", reason="steps in torch need torch: pip install 'mes
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.sharding.plan import cost_of
 from hardware.io.errors import ConfigError
-from tests.support.studies.in_process_executor import InProcessExecutor
 from trials.backend import Status
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from trials.torch_training.rank_setup import TORCH_RANKS
-from tuner import load_study, rank, run_study
+from tuner import load_study, rank
 from tuner.answers.export import export_configuration
 from tuner.cli.main import app
 from tuner.storage.stored_studies import StoredStudies
@@ -48,8 +47,8 @@ def squared(module, x, y):
     return ((module(x) - y) ** 2).mean()
 
 
-def step(rows=8):
-    return Net(), (torch.randn(rows, 32), torch.randn(rows, 32)), squared
+def step():
+    return Net(), (torch.randn(8, 32), torch.randn(8, 32)), squared
 
 
 def descent(parameters):
@@ -65,10 +64,6 @@ def step_on_meta():
     return Net(device="meta"), (x, x), squared
 
 
-def odd_step():
-    return step(rows=6)
-
-
 def large_step():
     return Net(1 << 18), (torch.randn(8, 32), torch.randn(8, 32)), squared
 
@@ -76,6 +71,29 @@ def large_step():
 def normed_step():
     net = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 32))
     return net, (torch.randn(8, 32), torch.randn(8, 32)), squared
+
+
+class Routed(nn.Module):
+    def __init__(self, experts=4, width=64):
+        super().__init__()
+        self.router = nn.Linear(32, experts)
+        self.up = nn.Parameter(0.1 * torch.randn(experts, 32, width))
+        self.down = nn.Parameter(0.1 * torch.randn(experts, width, 32))
+
+    def forward(self, x):
+        # each token takes the next of an expert's eight slots; those beyond are dropped
+        scores, chosen = self.router(x).topk(2)
+        weights = x.new_zeros((*x.shape[:2], len(self.up))).scatter(-1, chosen, scores.softmax(-1))
+        turn = (weights > 0).cumsum(1) - 1
+        places = ((weights > 0)[..., None] & (turn[..., None] == torch.arange(8))).to(x.dtype)
+        made = torch.einsum("ebsh,ehf->ebsf", torch.einsum("btes,bth->ebsh", places, x), self.up).relu()
+        return torch.einsum(
+            "btes,ebsh->bth", places * weights[..., None], torch.einsum("ebsf,efh->ebsh", made, self.down)
+        )
+
+
+def step_with_experts():
+    return Routed(), (torch.randn(8, 16, 32), torch.randn(8, 16, 32)), squared
 
 
 def not_a_step():
@@ -161,17 +179,6 @@ def test_candidates_are_meshes_times_plans_at_their_planned_cost(study):
     assert ("data",) in sharded.dims_of(names["up.weight"])
 
 
-def test_meshes_that_do_not_divide_the_batch_are_left_out_with_the_reason(study):
-    """With six rows, four devices along `data` are left out, and the reason names the sizes that there are."""
-    config = load_study(study("own_program:odd_step"))
-    space = config.problem.space()
-
-    assert space.removed == {"data": 1}
-    assert config.problem.subject.reasons_against(
-        config.problem.options, ParallelConfig(dp=4, zero_stage=0), space
-    ) == {"data": "data=4 divides the first dim of no input, its batch (sizes: 6)"}
-
-
 def test_statistics_that_a_step_replaces_are_no_batch(study):
     """A module with BatchNorm has candidates on every mesh, though its statistics lie along its channels."""
     grid = load_study(study("own_program:normed_step")).problem.space().grid
@@ -179,7 +186,10 @@ def test_statistics_that_a_step_replaces_are_no_batch(study):
     assert {grid.config(position).tp for position in range(len(grid))} == {1, 2, 4}
 
 
-@pytest.mark.parametrize(("factory", "clock"), [("step", "virtual"), ("step_with_optimizer", "cpu"), ("step", "wall")])
+@pytest.mark.parametrize(
+    ("factory", "clock"),
+    [("step", "virtual"), ("step_with_optimizer", "cpu"), ("step_with_experts", "cpu"), ("step", "wall")],
+)
 def test_trials_train_the_users_module_as_one_process_does(study, measured, factory, clock):
     """Each plan's last loss is that of one process under the same optimizer, with a time by the study's clock."""
     config = load_study(study(f"own_program:{factory}", devices=2, trial=trial_keys(clock=clock)))
@@ -352,15 +362,3 @@ def test_one_command_after_the_other(study, tmp_path, meshtune, monkeypatch):
         done = CliRunner().invoke(app, refused)
         assert isinstance(done.exception, ConfigError) or done.exit_code == 2
         assert why in f"{done.output}{done.exception}"
-
-
-def test_simulated_trials_answer_for_any_cluster(study):
-    """A study of GPUs is simulated to its end, and a resumed run takes what it found."""
-    file = study(cluster={"name": "dgx-h100", "hosts": 1}, trial={"backend": "simulated", "operator_error": 0.1})
-    config = load_study(file)
-    result = run_study(config, executor=InProcessExecutor(config.trials.backend))
-
-    assert result.best is not None
-    again = load_study(file)
-    assert run_study(again, executor=InProcessExecutor(again.trials.backend)).stop_reason == result.stop_reason
-    assert again.problem.subject.plans.as_json() == config.problem.subject.plans.as_json()

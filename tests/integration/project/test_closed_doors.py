@@ -161,7 +161,7 @@ OPENERS = {
     ("trials/command/slurm/job_program.py", "os.open"): "the output of our own job, which is followed while it grows",
     ("trials/command/slurm/keeper.py", "os.fdopen"): "a pipe from our own process",
     ("trials/jax_training/model/device_share.py", "read_text"): IN_OUR_FOLDER,
-    ("trials/processor_time.py", "read_text"): OF_THE_SYSTEM,
+    ("trials/training/processor_time.py", "read_text"): OF_THE_SYSTEM,
     ("trials/ranks/memory_limit.py", "read_text"): OF_THE_SYSTEM,
     ("trials/ranks/processes.py", "tempfile.TemporaryFile"): "the output of our own ranks, in a file without a name",
     ("trials/on_ray/keeper.py", "open"): OF_THE_SYSTEM,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trials.backend import HostNeeds
-from trials.placement import Machine, machines_in_words, machines_of, no_room, reserve_hosts, room_for
+from trials.on_ray.placement import Machine, machines_in_words, machines_of, no_room, reserve_hosts, room_for
 
 ROOT = Path(__file__).resolve().parents[3]
 BIG, SMALL, HEAD = Machine(cpus=64, gpus=8), Machine(cpus=32, gpus=4), Machine(cpus=4, gpus=0)

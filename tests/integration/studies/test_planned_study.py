@@ -8,7 +8,7 @@ import pytest
 from tests.support.studies.command_line import in_process
 from tests.support.studies.in_process_executor import InProcessExecutor
 from tests.support.studies.planned_studies import planned_study_text
-from trials.jax_training.backend import JAX_RANKS
+from trials.jax_training.framework import JAX_RANKS
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from tuner.forecast.planned_candidates import prepare

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from costmodels.job.parallel_config import HAND, ParallelConfig
-from costmodels.job.runtime import find_runtime
 from tests.support.programs.sharded_ranks import train_planned
 from tests.support.programs.sharded_steps import (
     GPT,
@@ -23,8 +22,9 @@ from tests.support.programs.sharded_steps import (
 from tests.support.programs.small_backends import cluster_of
 from trials.backend import Status
 from trials.rank_backend import OpenBackend
-from trials.torch_training.backend import TorchBackend
+from trials.torch_training.framework import TORCH
 from trials.torch_training.planned.traffic import planned_traffic, recorded_traffic, traffic_mismatches
+from trials.training.planned import PlannedBackend
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 
@@ -119,11 +119,10 @@ CONFIG = ParallelConfig(dp=2, up=2, mbs=4)
 def backend_of(**changes):
     """Build a backend of four ranks, with three steps, whose trials run plans."""
     options = {"warmup_steps": 1, "min_steps": 3, "max_steps": 3, "hang_limit_s": 60.0} | changes
-    return TorchBackend(
+    return PlannedBackend(
+        framework=TORCH,
         job=job_of(LLAMA),
         cluster=cluster_of(4),
-        runtime=find_runtime("torch-planned"),
-        device="cpu",
         planner=LayeredStepPlanner(planning=DESCENT),
         **options,
     )

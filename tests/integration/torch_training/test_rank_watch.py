@@ -6,7 +6,7 @@ from tests.integration.torch_training.conftest import named
 from tests.support.programs import rank_functions
 from tests.support.programs.small_backends import DP, backend_of
 from trials.backend import Status, ignore_step
-from trials.torch_training.rank_watch import watch_ranks
+from trials.training.watch import watch_ranks
 
 LOADER = "cannot allocate memory for thread-local data: ABORT"
 BAD_ALLOC = "terminate called after throwing an instance of 'std::bad_alloc'"
@@ -18,10 +18,19 @@ def observed(rank_processes):
 
     def run(function, *arguments):
         backend = backend_of()
-        plan = backend.plan(DP)
-        rank_processes.launch(named(function), plan, *arguments, num_ranks=2)
+        work = backend.work(DP)
+        rank_processes.launch(named(function), work, *arguments, num_ranks=2)
         try:
-            return watch_ranks(rank_processes, plan, backend.cluster, cores=2, hang_limit_s=60.0, on_step=ignore_step)
+            return watch_ranks(
+                rank_processes,
+                work,
+                backend.framework,
+                backend.cluster,
+                num_ranks=2,
+                cores=2,
+                hang_limit_s=60.0,
+                on_step=ignore_step,
+            )
         finally:
             rank_processes.kill()
 

@@ -11,7 +11,7 @@ from costmodels.job.proxy_job import Reduction
 from tests.support.programs.backend_contract import BackendContract
 from tests.support.programs.small_backends import DP, PP, backend_of, cluster_of
 from tests.support.programs.training_ranks import LLAMA, MIXTRAL, job_of
-from trials.backend import HostNeeds, Status
+from trials.backend import Status
 from trials.rank_backend import OpenBackend
 
 
@@ -57,14 +57,6 @@ def test_an_observation_says_what_its_times_count(opened, clock, kind):
     assert conditions["ranks"] == 2
     assert conditions["build_s"] > 0
     assert found.peak_memory_bytes > 10_000
-
-
-def test_the_clock_is_the_wall_where_every_rank_has_a_core():
-    """With more ranks than cores nobody gets a wall clock without asking for it; a GPU always has its own."""
-    assert backend_of(cores=2).clock == "wall"
-    assert backend_of(cores=1).clock == "virtual"
-    assert backend_of(cores=1, chosen_clock="wall").clock == "wall"
-    assert dataclasses.replace(backend_of(cores=1), device="cuda").clock == "wall"
 
 
 def test_a_model_learns_in_trials(opened):
@@ -144,13 +136,6 @@ def test_experts_drop_tokens_where_a_capacity_is_given(opened):
     ]
 
     assert losses[0] != losses[1]
-
-
-def test_a_trial_occupies_a_core_or_gpu_per_rank():
-    """On CPUs a trial wants its cores together, on GPUs those of every host."""
-    assert backend_of(devices=8).hosts == (HostNeeds(cpus=8),)
-    two_hosts = dataclasses.replace(backend_of(), cluster=cluster_of(4, hosts=2), device="cuda")
-    assert two_hosts.hosts == (HostNeeds(gpus=4), HostNeeds(gpus=4))
 
 
 def test_a_smaller_job_is_trained_too(opened):

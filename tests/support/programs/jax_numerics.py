@@ -19,7 +19,7 @@ from costmodels.sharding.graph import INPUT, STATE, TensorKind
 from tests.support.programs.planned_steps import GPT, LLAMA, MOE, of_study, step_of
 from trials.jax_training.model.initial import batch, initial_states
 from trials.jax_training.model.operators import operators
-from trials.step_numerics import LOSS
+from trials.training.numerics import LOSS
 
 
 def run(graph, compute: Mapping, values: Mapping, stop: int) -> dict:

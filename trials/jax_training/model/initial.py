@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from costmodels.sharding.graph import STATE, Graph, Tensor, TensorKind
 from costmodels.sharding.micro_batches import count_micro_batches
-from trials.step_numerics import initial_state, whole_batch
+from trials.training.numerics import initial_state, whole_batch
 
 
 def dtype_of(array: Tensor) -> Any:

@@ -22,7 +22,7 @@ from costmodels.sharding.dims import Place
 from costmodels.sharding.graph import Op
 from trials.jax_training.model.attention import attend, attend_gradient
 from trials.jax_training.model.experts import combine, combine_gradient, dispatch, dispatch_gradient, routing
-from trials.step_numerics import EPSILON, ROTARY_BASE, einsum_equation
+from trials.training.numerics import EPSILON, ROTARY_BASE, einsum_equation
 
 Compute = Callable[..., tuple[Array, ...]]
 """Function of an operator and its operands that returns its results."""

@@ -29,7 +29,7 @@ from trials.jax_training.model.initial import dtype_of
 from trials.jax_training.model.local_sums import LocalSums
 from trials.jax_training.model.operators import Compute, operators
 from trials.jax_training.model.optimizers import OPTIMIZERS
-from trials.step_numerics import LOSS
+from trials.training.numerics import LOSS
 
 Values = Mapping[str, Array]
 """Arrays by the names of their tensors."""
@@ -83,7 +83,7 @@ class ShardedStep:
 
         The compiled function takes the states by name, the number of the step from 1 as a float32, and the inputs by
         name, and each array is a parameter of the program, in the order of names; it returns the states after the step,
-        and the loss before it [1].
+        and the loss before it.
         """
         kept, given = self.shardings(STATE), self.shardings(INPUT)
         whole = NamedSharding(self.layouts.mesh, PartitionSpec())
@@ -120,7 +120,7 @@ class ShardedStep:
             run, loss = self._accumulate(states, inputs)
             run.execute((number for number, op in enumerate(graph.ops) if op.times == 1), step)
         after = {op.name: run.kept_by(op.operands[0], op.results[0]) for op in graph.ops if op.primitive == STATE}
-        return after, loss
+        return after, loss.reshape(())
 
     def _accumulate(self, states: Values, inputs: Values) -> tuple[_Run, Array]:
         """Run all micro-batches, and return what the update begins with, and the mean loss."""

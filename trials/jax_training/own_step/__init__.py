@@ -1,1 +1,1 @@
-"""Trials that run a user's own step. Begin with `backend.py`; `run.py` runs in the processes of a trial."""
+"""A user's own step in the processes of a trial. Begin with `run.py`."""

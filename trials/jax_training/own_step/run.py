@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from costmodels.sharding.exports.jax_apply import apply_plan, on_mesh, specs_of
@@ -16,10 +14,11 @@ from costmodels.sharding.frontends.factories import step_of_factory
 from costmodels.sharding.frontends.jax.program import Program, trace_function
 from costmodels.sharding.plan import Plan
 from trials.jax_training.own_step.values import make_value
+from trials.jax_training.steps import LoweredStep
 from trials.own_step import OwnStep
 
 
-def lower_own_step(own: OwnStep, plan: Plan, *, seed: int) -> LoweredOwnStep:
+def lower_own_step(own: OwnStep, plan: Plan, *, seed: int) -> LoweredStep:
     """Import a user's step, and lower it as a plan shards it; `seed` is that of the values of its arguments.
 
     Raises:
@@ -40,9 +39,17 @@ def lower_own_step(own: OwnStep, plan: Plan, *, seed: int) -> LoweredOwnStep:
         keep_unused=True,
     )
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), arguments)
-    return LoweredOwnStep(
-        program=jitted.lower(*shapes), traced=program, arguments=arguments, shardings=shardings, seed=seed
-    )
+
+    def make() -> tuple[Any, ...]:
+        leaves, tree = jax.tree.flatten(arguments)
+        each = zip(program.arguments, leaves, jax.tree.leaves(shardings), strict=True)
+        made: tuple[Any, ...] = jax.tree.unflatten(
+            tree, [make_value(argument, leaf, seed, sharding) for argument, leaf, sharding in each]
+        )
+        return made
+
+    replaced = {number: one.kept_by for number, one in enumerate(program.arguments) if one.kept_by is not None}
+    return LoweredStep(program=jitted.lower(*shapes), make=make, replaced=replaced)
 
 
 def _given_up(program: Program, arguments: Sequence[Any]) -> tuple[int, ...]:
@@ -54,67 +61,3 @@ def _given_up(program: Program, arguments: Sequence[Any]) -> tuple[int, ...]:
         for number in program.donated
         if all(leaf.kept_by is not None for leaf in program.arguments[begins[number] : begins[number + 1]])
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LoweredOwnStep:
-    """Lowered step; see `trials.jax_training.steps.LoweredStep`.
-
-    Attributes:
-        program: Lowered program.
-        traced: Trace of the user's function.
-        arguments: Arguments as the factory returns them.
-        shardings: Sharding of each leaf of the arguments, as a tree like them.
-        seed: Seed of the values.
-    """
-
-    program: Any
-    traced: Program
-    arguments: tuple[Any, ...]
-    shardings: Any
-    seed: int
-
-    def begin(self, compiled: Any) -> RunningOwnStep:
-        """Make the values of all arguments."""
-        leaves, tree = jax.tree.flatten(self.arguments)
-        shardings = jax.tree.leaves(self.shardings)
-        values = [
-            make_value(argument, leaf, self.seed, sharding)
-            for argument, leaf, sharding in zip(self.traced.arguments, leaves, shardings, strict=True)
-        ]
-        jax.block_until_ready(values)
-        replaced = {
-            number: each.kept_by for number, each in enumerate(self.traced.arguments) if each.kept_by is not None
-        }
-        return RunningOwnStep(compiled=compiled, tree=tree, arguments=values, replaced=replaced)
-
-
-@dataclass(kw_only=True, slots=True)
-class RunningOwnStep:
-    """Compiled step with its arguments, of which each run replaces those that the step keeps.
-
-    Attributes:
-        compiled: Compiled program.
-        tree: Structure of the arguments.
-        arguments: Leaves of the arguments.
-        replaced: Number of the output that replaces a leaf, by the leaf's number.
-    """
-
-    compiled: Any
-    tree: Any
-    arguments: list[Any]
-    replaced: Mapping[int, int]
-
-    def run(self) -> float | None:
-        """Run one step to its end, and return the first number among its results; None without one."""
-        results = jax.tree.leaves(self.compiled(*jax.tree.unflatten(self.tree, self.arguments)))
-        jax.block_until_ready(results)
-        for argument, result in self.replaced.items():
-            self.arguments[argument] = results[result]
-        kept = set(self.replaced.values())
-        told = (each for number, each in enumerate(results) if number not in kept and _is_number(each))
-        return next((float(np.asarray(each.addressable_data(0))) for each in told), None)
-
-
-def _is_number(result: Any) -> bool:
-    return result.shape == () and bool(jnp.issubdtype(result.dtype, jnp.floating))

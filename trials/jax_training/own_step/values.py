@@ -7,7 +7,6 @@ An argument that is an array already keeps its values. All depend on the seed an
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from jax.sharding import NamedSharding
 
 from costmodels.sharding.frontends.jax.program import Argument
 from costmodels.sharding.graph import TensorKind
-from trials.step_numerics import INITIAL_STD
+from trials.training.numerics import small_normal, uniform
 
 
 def make_value(argument: Argument, leaf: Any, seed: int, sharding: NamedSharding) -> Array:
@@ -44,7 +43,5 @@ def _values(argument: Argument, leaf: Any, seed: int) -> np.ndarray:
     shape, dtype = leaf.shape, leaf.dtype
     if not jnp.issubdtype(dtype, jnp.floating) or argument.kind is TensorKind.OPTIMIZER:
         return np.zeros(shape, dtype)
-    rng = np.random.default_rng([seed, zlib.crc32(argument.name.encode())])
-    if argument.kind is TensorKind.PARAMETER:
-        return np.asarray(INITIAL_STD * rng.standard_normal(shape, dtype=np.float32)).astype(dtype)
-    return np.asarray(rng.random(shape, dtype=np.float32)).astype(dtype)
+    draw = small_normal if argument.kind is TensorKind.PARAMETER else uniform
+    return draw(argument.name, shape, seed).astype(dtype)

@@ -1,1 +1,1 @@
-"""Trials that train a user's own module. Begin with `backend.py`; `run.py` runs in the ranks of a trial."""
+"""A user's own module in the ranks of a trial. Begin with `run.py`."""

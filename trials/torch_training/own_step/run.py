@@ -20,9 +20,7 @@ from costmodels.sharding.frontends.torch.steps import TorchStep
 from costmodels.sharding.plan import Plan
 from trials.own_step import OwnStep
 from trials.torch_training.own_step.values import value_of_state, values_of_inputs
-
-LEARNING_RATE = 1e-3
-"""Learning rate of AdamW, where the factory brings no optimizer."""
+from trials.training.numerics import LEARNING_RATE
 
 
 def trace_own_step(own: OwnStep, plan: Plan, *, seed: int) -> TracedOwnStep:

@@ -7,16 +7,14 @@ on names alone, whatever the plan.
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from costmodels.sharding.frontends.torch.program import input_names
-from trials.step_numerics import INITIAL_STD
+from trials.training.numerics import small_normal, uniform
 
 
 def value_of_state(name: str, tensor: Tensor, seed: int) -> Tensor:
@@ -25,8 +23,7 @@ def value_of_state(name: str, tensor: Tensor, seed: int) -> Tensor:
         return tensor.detach().cpu()
     if not isinstance(tensor, torch.nn.Parameter) or not tensor.is_floating_point():
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
-    normal = _generator(name, seed).standard_normal(tuple(tensor.shape), dtype=np.float32)
-    return torch.from_numpy(INITIAL_STD * normal).to(tensor.dtype)
+    return torch.from_numpy(small_normal(name, tuple(tensor.shape), seed)).to(tensor.dtype)
 
 
 def values_of_inputs(inputs: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
@@ -43,9 +40,4 @@ def _input(name: str, tensor: Tensor, seed: int) -> Tensor:
         return tensor.detach().cpu()
     if not tensor.is_floating_point():
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
-    uniform = _generator(name, seed).random(tuple(tensor.shape), dtype=np.float32)
-    return torch.from_numpy(uniform).to(tensor.dtype)
-
-
-def _generator(name: str, seed: int) -> np.random.Generator:
-    return np.random.default_rng([seed, zlib.crc32(name.encode())])
+    return torch.from_numpy(uniform(name, tuple(tensor.shape), seed)).to(tensor.dtype)

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from costmodels.sharding.dims import Place
-from trials.step_numerics import EPSILON, ROTARY_BASE, einsum_equation
 from trials.torch_training.planned.attention import attend, attend_gradient
 from trials.torch_training.planned.experts import EXPERT_OPERATORS
 from trials.torch_training.planned.local_op import Compute, LocalOp
+from trials.training.numerics import EPSILON, ROTARY_BASE, einsum_equation
 
 
 def _einsum(operands: Sequence[tuple[Tensor, Place]], result: Place) -> Tensor:

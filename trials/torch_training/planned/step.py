@@ -17,13 +17,13 @@ from torch import Tensor
 from costmodels.sharding.graph import INPUT, STATE, Graph
 from costmodels.sharding.layouts import Layout, moves
 from costmodels.sharding.plan import Plan
-from trials.step_numerics import LOSS, initial_state, whole_batch
 from trials.torch_training.optimizers import UPDATES
 from trials.torch_training.planned.digits import digits_of
 from trials.torch_training.planned.local_op import LocalOp
 from trials.torch_training.planned.mesh import PlanMesh
 from trials.torch_training.planned.operators import OPERATORS
 from trials.torch_training.planned.relayout import Change, Relayout, group_axes
+from trials.training.numerics import LOSS, initial_state, whole_batch
 
 Copied = tuple[int, Layout]
 """A tensor, and a layout other than its own."""

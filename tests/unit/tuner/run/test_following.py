@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.studies.in_process_executor import InProcessExecutor
-from trials.placement import no_room
+from trials.on_ray.placement import no_room
 from tuner.answers.fewer_hosts import phases_of
 from tuner.report.data import collect
 from tuner.report.page import render_report

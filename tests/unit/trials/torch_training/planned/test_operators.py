@@ -10,12 +10,12 @@ import torch
 
 from costmodels.sharding.graph import INPUT, STATE, TensorKind
 from tests.support.programs.sharded_steps import GPT, LLAMA, MIXTRAL, ONE_KEY, by_chance, unsharded
-from trials.step_numerics import LOSS, initial_state, whole_batch
 from trials.torch_training.optimizers import UPDATES, adam, sgd
 from trials.torch_training.planned.digits import digits_of
 from trials.torch_training.planned.local_op import LocalOp
 from trials.torch_training.planned.operators import OPERATORS
 from trials.torch_training.planned.step import missing_operators
+from trials.training.numerics import LOSS, initial_state, whole_batch
 
 pytestmark = pytest.mark.slow  # torch is optional
 

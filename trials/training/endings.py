@@ -15,46 +15,10 @@ from dataclasses import dataclass, field
 from trials.backend import Status
 from trials.ranks.messages import Exit
 from trials.ranks.out_of_memory import speaks_of_memory
+from trials.training.messages import Begun, Failed
 
 GRACE_S = 3.0
 """Time that the other ranks have to report when one has failed [s]."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Begun:
-    """Message of a rank on a CPU that it runs.
-
-    Attributes:
-        resident_bytes: Resident memory of the process before it trains [bytes].
-    """
-
-    resident_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failed:
-    """Message of a rank that it has failed.
-
-    Attributes:
-        is_out_of_memory: Whether the error says that memory was lacking.
-        is_memory_used_up: Whether the process could hardly get more memory, whatever the error says.
-        reason: Error in one line.
-        text: Traceback of the error.
-        peak_bytes: Peak memory until then [bytes].
-    """
-
-    is_out_of_memory: bool
-    is_memory_used_up: bool
-    reason: str
-    text: str
-    peak_bytes: int
-
-
-def describe_error(error: BaseException) -> str:
-    """Return kind and first line of the root cause of an error, since libraries wrap errors in their own."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:500]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -121,7 +85,9 @@ class Endings:
 
     def peaks_bytes(self) -> list[int]:
         """Return the memory peaks of all ranks [bytes]: reported ones, or those of processes that ended without."""
-        told = self.finished | {rank: failed.peak_bytes for rank, failed in self.failed.items()}
+        told = self.finished | {
+            rank: failed.peak_bytes for rank, failed in self.failed.items() if failed.peak_bytes is not None
+        }
         # a rank that ended without a message: the peak of its process, less what it held before it trained
         ended = {
             rank: max(end.peak_bytes - self.begun[rank].resident_bytes, 0)

@@ -4,7 +4,7 @@ import numpy as np
 
 from costmodels.sharding.graph import STATE, TensorKind
 from tests.support.programs.sharded_steps import GPT, unsharded
-from trials.step_numerics import INITIAL_STD, initial_state, whole_batch
+from trials.training.numerics import INITIAL_STD, initial_state, whole_batch
 
 
 def test_states_begin_as_models_do():

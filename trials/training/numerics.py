@@ -27,7 +27,7 @@ EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
 """Base of the rotary angles (RoFormer, Su et al. 2021, section 3.2.2)."""
 
-# Constants of the optimizers, which are those of the torch backend's own trainer.
+# Constants of the optimizers, also of the torch backend's own trainer.
 LEARNING_RATE = 1e-3
 FIRST_DECAY = 0.9
 SECOND_DECAY = 0.95
@@ -62,7 +62,7 @@ def initial_state(graph: Graph, op: Op, seed: int) -> NDArray[np.float32]:
         return np.zeros(shape, np.float32)
     if reader.endswith("_norm"):
         return np.ones(shape, np.float32)
-    return INITIAL_STD * _rng(seed, op.name).standard_normal(shape, dtype=np.float32)
+    return small_normal(op.name, shape, seed)
 
 
 def einsum_equation(operands: Sequence[Place], result: Place) -> str:
@@ -88,6 +88,16 @@ def whole_batch(graph: Graph, seed: int) -> dict[str, NDArray[np.int32]]:
     uniform = _rng(seed, "tokens").random((rows * count_micro_batches(graph), length + 1))
     tokens = np.minimum((uniform**SKEW * vocabulary).astype(np.int32), vocabulary - 1)
     return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
+
+
+def small_normal(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
+    """Return the initial values of a matrix."""
+    return INITIAL_STD * _rng(seed, name).standard_normal(shape, dtype=np.float32)
+
+
+def uniform(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]:
+    """Return numbers between 0 and 1 for an input of a user's step that has none."""
+    return _rng(seed, name).random(shape, dtype=np.float32)
 
 
 def _rng(seed: int, name: str) -> Generator:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from hardware.io.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,12 +31,18 @@ class StepOptions:
         """Number of measured steps if it is fixed; None if it depends on the precision."""
         return self.max_steps if self.min_steps == self.max_steps else None
 
+    def is_precise(self, seconds: Sequence[float]) -> bool:
+        """Return whether the times of the steps so far are enough [s]."""
+        return len(seconds) >= self.min_steps and median_error(seconds) <= self.precision
 
-def check_numbers_of_steps(min_steps: int, max_steps: int) -> None:
-    """Check that the study's largest number of measured steps is not below its smallest.
 
-    Raises:
-        ConfigError: It is.
+def median_error(values: Sequence[float]) -> float:
+    """Return the relative standard error of the median; infinite for fewer than three values.
+
+    It is sqrt(pi / 2) = 1.2533 standard errors of the mean, and the standard deviation is estimated robustly as the
+    interquartile range over 1.349; both factors hold for normal errors.
     """
-    if max_steps < min_steps:
-        raise ConfigError(f"must be at least min_steps, which is {min_steps}", key="trial.max_steps", value=max_steps)
+    if len(values) < 3:
+        return math.inf
+    lower, middle, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return 1.2533 * (upper - lower) / 1.349 / math.sqrt(len(values)) / middle
