@@ -51,7 +51,7 @@ def test_every_figure_has_its_studies():
     """Each model has a study for either pair of devices and one for figure 6c, all of equal work for each device."""
     names = {path.stem for path in STUDIES.glob("*.yaml")}
     work = {
-        config.setting.job.global_batch_size / config.setting.cluster.num_devices
+        config.problem.setting.job.global_batch_size / config.problem.setting.cluster.num_devices
         for config in (load_study(path) for path in STUDIES.glob("*.yaml"))
     }
 
@@ -62,7 +62,7 @@ def test_every_figure_has_its_studies():
 
 def test_work_that_is_divided_perfectly_takes_half_as_long_on_two_equal_halves():
     """Two kinds of hosts of one speed do what one does in half the time, with nothing waiting."""
-    alike = CASES[0].config("llama-7b", EVEN).setting
+    alike = CASES[0].config("llama-7b", EVEN).problem.setting
     group = alike.cluster.groups[0]
     alike = replace(alike, cluster=replace(alike.cluster, groups=(group, replace(group, name="other"))))
     _, config = first_of_rank(CASES[0].config("llama-7b", EVEN))
@@ -77,9 +77,10 @@ def test_work_that_is_divided_perfectly_takes_half_as_long_on_two_equal_halves()
 def test_bandwidth_is_scaled_inside_hosts_and_between():
     """Half of a cluster's bandwidth is half of each of its links, and all of it is the cluster as it was."""
     path = STUDIES / "gpt-13b-v100-16.yaml"
-    nominal = load_study(path).setting.cluster
+    nominal = load_study(path).problem.setting.cluster
     full, half = (
-        load_study(path, overrides=at_bandwidth(nominal, share)).setting.cluster.groups[0] for share in (1.0, 0.5)
+        load_study(path, overrides=at_bandwidth(nominal, share)).problem.setting.cluster.groups[0]
+        for share in (1.0, 0.5)
     )
 
     for links in ("intra_links", "nic_links"):
