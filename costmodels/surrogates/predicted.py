@@ -52,6 +52,27 @@ class Predicted:
     memory_error: MemoryErrorModel
     stall_variance: FloatArray
 
+    @classmethod
+    def of_times(cls, step_time_s: FloatArray, features: FloatArray) -> Predicted:
+        """Return candidates of which only step times [n] are predicted, with features [n, d] to tell them apart.
+
+        Memory is not predicted: every candidate is assumed to fit.
+        """
+        count = len(step_time_s)
+        if len(features) != count:
+            raise ValueError(f"`features` must have one row for each of {count} step times, but got {len(features)}.")
+        return cls(
+            step_time_s=np.asarray(step_time_s, dtype=np.float64),
+            constant_effects=np.zeros((count, 0)),
+            features=np.asarray(features, dtype=np.float64),
+            needed_bytes=np.ones(count),
+            capacity_bytes=np.full(count, np.inf),
+            peak_bytes=np.ones(count),
+            memory_shares=np.zeros((count, len(MEMORY_PARTS))),
+            memory_error=MemoryErrorModel(scale=0.0),
+            stall_variance=np.zeros(count),
+        )
+
     @property
     def knows_memory(self) -> bool:
         """Whether memory was predicted."""

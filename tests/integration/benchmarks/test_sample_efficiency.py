@@ -17,8 +17,8 @@ from benchmarks.support.searchers import run_trials
 from benchmarks.support.trial_metrics import Trials, is_stopped_on_best, quantile, regret_at, share_explored, trials_to
 from costmodels.calibration.fidelity import GROUP
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.surrogates.predicted import Predicted
 from tests.support.benchmark_runs import FAILED, RUNS, TIMES_S, run_from_root
-from tests.support.settings.bare_predictions import predicted_times
 from trials.backend import Observation, Status
 from tuner.search.posterior import posterior_of
 
@@ -219,7 +219,7 @@ def test_quantiles_of_values_that_may_be_infinite():
 def problem_on(configs, predicted_s):
     """Candidates of which only a step time each is predicted."""
     grid = ConfigGrid.from_configs(configs)
-    predicted = predicted_times(np.asarray(predicted_s), peers.points_of(grid).coordinates)
+    predicted = Predicted.of_times(np.asarray(predicted_s), peers.points_of(grid).coordinates)
     return Problem(grid=grid, posterior=posterior_of(predicted, grid), runtime="none", num_history=0, num_dropped=0)
 
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from tests.support.settings.bare_predictions import predicted_times
+from costmodels.surrogates.predicted import Predicted
 from tests.unit.tuner.run.test_loop import SMALL, run
 from tuner.run.studies import stored_study
 from tuner.search.posterior import Posterior, posterior_of
@@ -108,7 +108,7 @@ class Drawing:
 
         monkeypatch.setattr(Posterior, "draw", draw)
         grid = ConfigGrid.from_configs([ParallelConfig(pp=1, tp=1, dp=dp) for dp in range(1, 2 * MANY)])
-        predicted = predicted_times(np.linspace(1.0, 2.0, len(grid)), np.log2(grid.dp)[:, None])
+        predicted = Predicted.of_times(np.linspace(1.0, 2.0, len(grid)), np.log2(grid.dp)[:, None])
         self.sampler = ThompsonSampler(grid, posterior_of(predicted, grid), draws=10, confidence=1.0)
         self.study = optuna.create_study(sampler=self.sampler)
 

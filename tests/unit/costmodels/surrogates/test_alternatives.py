@@ -13,9 +13,9 @@ from costmodels.surrogates.hypotheses import (
     memory_hypotheses,
     step_hypotheses,
 )
+from costmodels.surrogates.predicted import Predicted
 from costmodels.surrogates.search_constants import search_constants
 from costmodels.surrogates.surrogate import MOST_FITTED, Seen, after
-from tests.support.settings.bare_predictions import predicted_times
 
 COUNT = 40
 
@@ -24,7 +24,7 @@ COUNT = 40
 def predicted(rng):
     """Predictions of forty candidates, whose features say nothing of another profile's."""
     return replace(
-        predicted_times(rng.uniform(1, 4, COUNT), rng.normal(size=(COUNT, 2))),
+        Predicted.of_times(rng.uniform(1, 4, COUNT), rng.normal(size=(COUNT, 2))),
         memory_error=MemoryErrorModel(scale=0.05),
     )
 

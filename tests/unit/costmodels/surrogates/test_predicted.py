@@ -9,7 +9,6 @@ from costmodels.step.memory.peak import MEMORY_PARTS, estimate_memory
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.features import FEATURES
 from costmodels.surrogates.predicted import Predicted, predict, together
-from tests.support.settings.bare_predictions import predicted_times
 from tests.support.settings.small_spaces import setting_of
 from tuner.space.enumeration import enumerate_space
 
@@ -70,13 +69,26 @@ def test_parts_go_back_to_their_places(problem, predicted):
 
 def test_the_larger_error_of_memory_counts():
     """Of settings whose memory is predicted unlike well, the candidates take the larger error."""
-    bare = predicted_times(np.ones(1), np.zeros((1, 2)))
+    bare = Predicted.of_times(np.ones(1), np.zeros((1, 2)))
     parts = [replace(bare, memory_error=MemoryErrorModel(scale=scale)) for scale in (0.05, 0.2, 0.1)]
 
     assert together(parts, [np.array([at]) for at in (1, 0, 2)]).memory_error.scale == 0.2
 
 
 def test_bare_times_know_no_memory(predicted):
-    """Predictions of step times alone do not say whether a candidate fits."""
+    """Whoever has step times alone gets candidates that always fit, no constants, and their own features.
+
+    Features must have a row for every step time; the message says how many were given.
+    """
+    features = np.arange(6.0).reshape(3, 2)
+
+    bare = Predicted.of_times(np.array([3, 1, 2]), features)
+
+    assert len(bare) == 3
     assert predicted.knows_memory
-    assert not predicted_times(np.array([3, 1, 2]), np.arange(6.0).reshape(3, 2)).knows_memory
+    assert not bare.knows_memory
+    assert (bare.needed_bytes < bare.capacity_bytes).all()
+    assert bare.constant_effects.shape == (3, 0)
+    assert np.array_equal(bare.features, features)
+    with pytest.raises(ValueError, match="each of 3 step times, but got 2"):
+        Predicted.of_times(np.ones(3), np.zeros((2, 1)))

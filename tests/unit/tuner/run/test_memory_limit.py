@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from tests.support.settings.bare_predictions import predicted_times
+from costmodels.surrogates.predicted import Predicted
 from tests.support.studies.broken_studies import study
 from tests.support.studies.in_process_executor import InProcessExecutor
 from trials.backend import Observation, Status
@@ -42,7 +42,7 @@ def test_other_ends_stay_as_they_are():
 def test_the_posterior_knows_the_limit():
     """With a limit, draws leave out candidates that would fit without it."""
     grid = ConfigGrid.from_configs([ParallelConfig(dp=1), ParallelConfig(dp=2)])
-    predicted = predicted_times(np.ones(2), np.zeros((2, 1)))
+    predicted = Predicted.of_times(np.ones(2), np.zeros((2, 1)))
     posterior = posterior_of(predicted, grid)
 
     assert with_room(posterior, None) is posterior

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from tests.support.settings.bare_predictions import predicted_times
+from costmodels.surrogates.predicted import Predicted
 from tuner.search.gain import gain_in
 from tuner.search.observations import observations_of
 from tuner.search.posterior import posterior_of
@@ -46,7 +46,7 @@ def studied(layouts, seed, noise):
         explored=frozenset(TRIED),
         num_decisions=len(TRIED),
     )
-    sampler = ThompsonSampler(layouts, posterior_of(predicted_times(predicted_s, features), layouts))
+    sampler = ThompsonSampler(layouts, posterior_of(Predicted.of_times(predicted_s, features), layouts))
     return sampler, true, seen
 
 

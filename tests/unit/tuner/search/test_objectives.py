@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from tests.support.settings.bare_predictions import predicted_times
+from costmodels.surrogates.predicted import Predicted
 from trials.backend import Observation, Status
 from tuner.forecast.pareto import pareto_front
 from tuner.search.objectives import COST, GIB, MEMORY, STEP_TIME, MinimizedValue, Objective, label_of
@@ -108,7 +108,7 @@ def world():
     features = np.stack([np.log2(grid.dp), np.log2(grid.mbs)], axis=1)
     sampler = ThompsonSampler(
         grid,
-        posterior_of(predicted_times(times_s, features), grid),
+        posterior_of(Predicted.of_times(times_s, features), grid),
         objective=objective_of((STEP_TIME, np.ones(12)), (MEMORY, memory)),
     )
     return sampler, times_s, memory
@@ -145,7 +145,7 @@ def test_an_own_loop_tells_costs_alone():
     """In a loop without observations the sampler learns step times from the costs that it is told."""
     grid = ConfigGrid.from_configs([ParallelConfig(dp=1), ParallelConfig(dp=2), ParallelConfig(dp=4)])
     rates = np.array([1.0, 4.0, 2.0])
-    posterior = posterior_of(predicted_times(np.ones(3), np.zeros((3, 1))), grid)
+    posterior = posterior_of(Predicted.of_times(np.ones(3), np.zeros((3, 1))), grid)
     sampler = ThompsonSampler(grid, posterior, objective=objective_of((COST, rates)))
     study = optuna.create_study(sampler=sampler)
 

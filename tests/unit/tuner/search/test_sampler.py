@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.step.error_models import MemoryErrorModel
-from tests.support.settings.bare_predictions import predicted_times
+from costmodels.surrogates.predicted import Predicted
 from trials.backend import Status
 from tuner.search.acquisition import UNMEASURED, UnexploredDraws
 from tuner.search.failures import failure_conclusions
@@ -65,7 +65,7 @@ def make(grid, **options):
 
 def sampler_of(grid, predicted_s, *, memory_share=None, memory_error=0.1, **options):
     """A sampler with such predictions."""
-    predicted = predicted_times(predicted_s, features_of(grid))
+    predicted = Predicted.of_times(predicted_s, features_of(grid))
     if memory_share is not None:
         needed = {"needed_bytes": memory_share, "peak_bytes": memory_share, "capacity_bytes": np.ones(len(grid))}
         predicted = replace(predicted, **needed, memory_error=MemoryErrorModel(scale=memory_error))

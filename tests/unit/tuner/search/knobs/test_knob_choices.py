@@ -7,7 +7,7 @@ import pytest
 from optuna.trial import TrialState
 
 from costmodels.step.error_models import MemoryErrorModel
-from tests.support.settings.bare_predictions import predicted_times
+from costmodels.surrogates.predicted import Predicted
 from tests.unit.tuner.search.test_sampler import features_of, grid_of, make, world
 from trials.backend import Observation, Status
 from trials.knobs.condition import parse_condition
@@ -55,7 +55,7 @@ def effect(config):
 
 def sampler_of(*, knobs=KNOBS, memory_share=None, **options):
     """A sampler over layouts and knobs."""
-    predicted = predicted_times(PREDICTED_S, features_of(GRID))
+    predicted = Predicted.of_times(PREDICTED_S, features_of(GRID))
     if memory_share is not None:
         needed = memory_share * GIB
         predicted = replace(
