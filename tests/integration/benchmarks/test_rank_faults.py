@@ -1,50 +1,11 @@
 """The benchmark that disturbs ranks: its faults, what it counts, and a study that is disturbed."""
 
-import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.endurance import rank_faults
 from trials.backend import Status
-
-CHILD = """
-print("ready", flush=True)
-input()
-try:
-    bytearray(2**28)
-    print("has memory")
-except MemoryError:
-    print("has none")
-"""
-
-
-@pytest.fixture
-def child():
-    """A process that waits for a line, and then wants 256 MiB."""
-    with subprocess.Popen(
-        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout.readline() == "ready\n"
-        yield process
-        process.kill()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets others change a limit")
-def test_memory_is_taken_away(child):
-    """A disturbed process cannot have the next large piece of memory; it is not killed."""
-    rank_faults._disturb_rank(child.pid, "memory")
-
-    assert child.communicate("\n")[0] == "has none\n"
-
-
-def test_a_kill_kills(child):
-    """The signal is the one that nobody can catch."""
-    rank_faults._disturb_rank(child.pid, "kill")
-
-    assert child.wait(10) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(("best_s", "is_fastest"), [(1.0, True), (2.0, False), (None, False)])

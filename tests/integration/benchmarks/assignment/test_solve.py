@@ -12,7 +12,6 @@ from benchmarks.assignment.contraction import contract
 from benchmarks.assignment.problem import problem_of
 from benchmarks.assignment.solve import solve
 from benchmarks.assignment.timeline import timeline_of
-from hardware.io.errors import ConfigError
 from tests.support.settings.assignment_problems import least_by_milp, least_by_trying_all, problems, random_problem
 from tuner.planners.engine.outcome import Known, Limits, Stop
 from tuner.planners.sharding.messages import Messages
@@ -140,11 +139,3 @@ def test_a_stop_returns_what_was_found():
     assert len(asked) < 110
     assert problem.is_feasible(found.best.solution)
     assert found.stop is Stop.TIME
-
-
-def test_some_limit_is_needed():
-    """Without a limit on time and nodes the search would never end, so that is refused."""
-    problem = problem_of([(0, 1)], [[1.0]], [[1.0]], [], [], 1.0)
-
-    with pytest.raises(ConfigError, match=r"limits\.time_s = inf: must be limited"):
-        solve(problem, limits=Limits(), rng=np.random.default_rng(0))
