@@ -21,7 +21,6 @@ from tuner.space.enumeration import SpaceOptions, broken_rules, build_space, lau
 from tuner.space.fewer_hosts import IDLE_HOSTS
 
 FEWER = SpaceOptions(opened=("assignment",), uneven=(IDLE_HOSTS,))
-LAYERS_TOO = replace(FEWER, uneven=("layers", "hosts", IDLE_HOSTS))
 EVEN = SpaceOptions(opened=("assignment",))
 
 
