@@ -94,7 +94,6 @@ def ask(cluster, pairs) -> GroupLinks:
 
 
 @given(st.one_of(clusters, slowed_clusters()))
-@settings(max_examples=80, deadline=None)
 def test_group_links_agree_with_brute_force(cluster):
     """For every stride and size, on any hosts, networks and slow pairs, the fields are those of plain loops."""
     pairs = divisor_pairs(cluster.num_devices)

@@ -54,7 +54,6 @@ def test_it_agrees_with_highs_on_chains_with_skips(seed):
 
 
 @given(problem=problems())
-@settings(max_examples=80)
 def test_contraction_keeps_what_is_allowed(problem):
     """The core's assignments are those with nothing forbidden, at the same costs, none lost and none new."""
     sizes = np.diff(problem.starts)
@@ -75,7 +74,6 @@ def test_contraction_keeps_what_is_allowed(problem):
 
 
 @given(problem=problems())
-@settings(max_examples=80)
 def test_the_times_looked_at_tell_the_peak(problem):
     """An assignment holds too much at some time if and only if it does at one of those that are looked at."""
     timeline = timeline_of(problem)
@@ -86,7 +84,6 @@ def test_the_times_looked_at_tell_the_peak(problem):
 
 
 @given(problem=problems(), seed=st.integers(0, 100))
-@settings(max_examples=50)
 def test_sweeps_never_lower_the_bound(problem, seed):
     """In any order of visits each sweep's bound is at least the last one's, and no assignment costs less."""
     core = contract(problem)

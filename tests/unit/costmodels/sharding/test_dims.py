@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodels.sharding.dims import Factor, FactorKind, Rule, rule_of
@@ -75,7 +75,6 @@ def test_mistakes_of_ours_are_told():
 
 
 @given(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3).flatmap(rules))
-@settings(max_examples=80, deadline=None)
 def test_cuttable_factors_lead_every_dim(rule):
     """A cuttable factor is a map or a reduction, and none with iterations stands before it in any dim.
 

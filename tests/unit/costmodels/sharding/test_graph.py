@@ -1,7 +1,7 @@
 """Graphs: who makes and who reads a tensor, and the mistakes that a builder tells."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.graph import INPUT, STATE, GraphBuilder, TensorKind, Use
@@ -96,7 +96,6 @@ def test_tensors_are_written_once(builder):
 
 
 @given(graph=graphs())
-@settings(max_examples=60, deadline=None)
 def test_makers_and_uses_are_the_ops_own(graph):
     """Makers and uses of tensors say what results and operands of operators say."""
     assert all(graph.ops[op].results[slot] == tensor for tensor, (op, slot) in enumerate(graph.maker))

@@ -289,7 +289,6 @@ def test_violations_are_told():
 
 
 @given(graph=graphs(), mesh=meshes())
-@settings(max_examples=50, deadline=None)
 def test_who_serves_nothing_sends_nothing(graph, mesh):
     """With every operator whole on every device nothing is sent, and all take the time of one device."""
     plan = plan_of(graph, mesh, [[NONE] * len(mesh.sizes) for _ in graph.ops])
@@ -299,7 +298,6 @@ def test_who_serves_nothing_sends_nothing(graph, mesh):
 
 
 @given(plan=plans())
-@settings(max_examples=80, deadline=None)
 def test_parts_of_axes_cost_what_axes_cost(plan):
     """Serving a factor with an axis costs what serving it with all of the axis's prime parts costs."""
     mesh, levels = refine_mesh(plan.mesh)

@@ -30,7 +30,6 @@ def estimate(job, cluster, *configs, runtime=MEGATRON):
 # Claims about every estimate
 
 
-@settings(max_examples=100, deadline=None)
 @given(cases())
 def test_parts_sum_to_the_step(case):
     """Every part is finite and not negative, all of them sum to the step, and compute is never free.

@@ -14,7 +14,6 @@ def normal(weights):
 
 
 @given(weights=WEIGHTS, num_draws=st.integers(1, 300), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=100, deadline=None)
 def test_every_draw_is_allotted_once(weights, num_draws, seed):
     """The shares sum to M, and each is its expectation rounded down or up."""
     probabilities = normal(weights)

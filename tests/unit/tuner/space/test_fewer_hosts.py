@@ -44,7 +44,6 @@ def hosts_of(cluster):
 
 
 @given(slowed_clusters(), st.data())
-@settings(max_examples=50, deadline=None)
 def test_a_part_of_a_cluster_has_the_listed_hosts_in_their_order(cluster, data):
     """Each listed host keeps its devices, links and network, and a slow pair stays where both of its hosts do."""
     hosts = data.draw(st.lists(st.sampled_from(range(cluster.num_hosts)), min_size=1, unique=True))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from costmodels.sharding.exports.mindspore_strategies import mindspore_strategies, shape_errors
 from tests.support.graphs.named_plans import mesh_of, plan_by_names
@@ -22,7 +22,6 @@ def data_and_tensor():
 
 @pytest.mark.slow
 @given(plan=plans())
-@settings(max_examples=60, deadline=None)
 def test_any_plan_keeps_to_the_form(plan):
     """Ways divide dims and devices, layouts say the same as strategies, and no axis cuts a tensor twice."""
     strategies = mindspore_strategies(plan)

@@ -293,7 +293,6 @@ def test_a_tied_head_is_copied_to_the_last_stage():
 # The whole peak
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_parts_sum_to_the_peak(case):
     """Every part is finite and not negative, they sum to the peak, and a grid is the sum of its single rows."""
