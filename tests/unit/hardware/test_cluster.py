@@ -115,7 +115,7 @@ def test_a_slow_pair_joins_two_of_the_hosts():
 
 
 @given(clusters)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_cluster_hashes_pickles_and_counts(cluster):
     """A cluster is a value: equal after pickling, hashable, its arrays as long as its devices are many."""
     copy = pickle.loads(pickle.dumps(cluster))  # noqa: S301 our own bytes

@@ -58,7 +58,7 @@ def shares_of(changed, nominal):
 
 
 @given(changing_clusters())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_events_change_the_cluster_and_can_be_undone(changing):
     """Before the first event the cluster is as described, from the time of each on changed; once all is undone, it is
     the described one again, bit by bit.
@@ -75,7 +75,7 @@ def test_events_change_the_cluster_and_can_be_undone(changing):
 
 
 @given(changing_clusters(), st.sampled_from([0.2, 0.6]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_latest_share_of_a_link_replaces_earlier_ones(changing, share):
     """Shares of one link are of its nominal bandwidth: what was said before of the same link is forgotten."""
     cluster, trace = changing
@@ -88,7 +88,7 @@ def test_the_latest_share_of_a_link_replaces_earlier_ones(changing, share):
 
 
 @given(changing_clusters())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_hosts_keep_their_order_and_their_links(changing):
     """After any events the hosts that are there stand in the old order, each with what it has where none is lost."""
     cluster, trace = changing
@@ -194,7 +194,7 @@ def test_less_bandwidth_is_never_faster(link, share):
 
 
 @given(changing_clusters(), st.floats(0.5, 12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_intervals_tile_the_time(changing, until_s):
     """Intervals follow each other from 0 to the end, neighbours differ, and each holds the cluster of all its times."""
     cluster, trace = changing

@@ -118,7 +118,7 @@ def copies_by_hand(plan, tensor):
 
 
 @given(plan=plans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_step_is_compute_and_communication_and_its_peak_is_counted(plan):
     """The time is the sum of both, none of them negative; the peak is the most that any operator finds alive."""
     cost = cost_of(plan)
@@ -233,7 +233,7 @@ def test_the_first_axes_scatter_their_sums():
 
 
 @given(plan=plans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_tensor_lies_in_equal_parts(plan):
     """Whatever a plan serves, no tensor lies, and no copy does, in parts that its dims don't divide into."""
     for tensor, array in enumerate(plan.graph.tensors):

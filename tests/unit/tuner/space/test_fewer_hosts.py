@@ -108,7 +108,7 @@ def small_mixed_settings(draw):
 
 @pytest.mark.slow
 @given(small_mixed_settings())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_search_finds_the_best_subset_of_a_few_hosts(setting):
     """With even work the fastest candidate is the fastest over all subsets of the hosts, and its price the same."""
     space = build_space(setting, FEWER, current=None)

@@ -307,7 +307,7 @@ def test_parts_sum_to_the_peak(case):
         assert alone.capacity_bytes[0] == found.capacity_bytes[position]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cases())
 def test_more_sharding_never_needs_more(case):
     """Training states shrink from ZeRO stage to stage."""

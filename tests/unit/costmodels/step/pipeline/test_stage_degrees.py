@@ -65,7 +65,7 @@ def test_like_degrees_are_an_ordinary_pipeline(cluster, within):
 
 
 @given(unlike())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_stage_needs_the_memory_of_its_variant(config):
     """A stage needs what it needs where all stages have its degrees, and the fullest stage counts."""
     setting = setting_for(JOB, MIXED)
@@ -80,7 +80,7 @@ def test_every_stage_needs_the_memory_of_its_variant(config):
 
 
 @given(unlike())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_step_is_between_those_of_its_variants(config):
     """On like hosts a pipeline of two degrees is about as fast as the faster of both or slower, and not slower than the
     slower one, up to its further messages and the waits for unlike stages.
@@ -95,7 +95,7 @@ def test_a_step_is_between_those_of_its_variants(config):
 
 @pytest.mark.slow
 @given(unlike(), st.sampled_from([LIKE, MIXED]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_simulator_agrees_as_well_as_for_like_stages(config, cluster):
     """Closed form and simulator differ by at most 10% more than they do for the variants."""
     setting = setting_for(JOB, cluster)
