@@ -13,15 +13,19 @@ from trials.ranks.unheard_signals import ENDING_SIGNALS
 from tuner.cli.main import main
 from tuner.search import prior
 
+MOST_REMEMBERED = 100
+
 
 def remembered(function):
-    """Return a pure function that computes the result of equal arguments once."""
+    """Return a pure function that computes the result of equal arguments once; of few, to bound what they take."""
     known = {}
 
     @wraps(function)
     def look_up(*given, **named):
         key = pickle.dumps((given, sorted(named.items())))
         if key not in known:
+            if len(known) == MOST_REMEMBERED:
+                known.clear()
             known[key] = function(*given, **named)
         return known[key]
 
@@ -32,7 +36,7 @@ def remembered(function):
 def predicted_once():
     """Hundreds of tests run the same few small studies, whose predictions take most of their time."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("predict", "_alternative", "simulated_times_s"):
+        for name in ("predict", "_alternative", "simulated_times_s", "step_terms"):
             patch.setattr(prior, name, remembered(getattr(prior, name)))
         yield
 
