@@ -127,21 +127,6 @@ def test_a_cluster_hashes_pickles_and_counts(cluster):
     assert cluster.memory_bytes == min(device.memory_bytes for device in cluster.devices)
 
 
-@pytest.mark.parametrize(
-    ("hosts", "stride", "size", "sizes"),
-    [
-        (4, 1, 16, [16, 2, 8, 8]),
-        (3, 1, 6, [6, 2, 2, 6]),
-        (768, 6, 8, [8, 6, 1, 2]),
-        (768, 48, 128, [128, 128, 1, 1]),
-        (2, 1, 1, [1, 1, 1, 1]),
-    ],
-)
-def test_groups_on_hosts_of_eight(hosts, stride, size, sizes):
-    """Members, hosts, and fewest and most members per host by hand, also of degrees that are no powers of two."""
-    assert sizes_of(ask(find_cluster("dgx-h100", hosts), [(stride, size)]), 0) == sizes
-
-
 def test_unlike_hosts_and_their_link():
     """A group over two kinds of hosts is bound by the slower NIC and by the link between the kinds."""
     mapping = {

@@ -45,15 +45,6 @@ def each_host(cluster):
     ]
 
 
-def shares_of(changed, nominal):
-    """For every link of equal hosts, in order, its bandwidth over the nominal one: inside hosts, then NICs."""
-    pairs = zip(each_host(changed), each_host(nominal), strict=True)
-    return [
-        [now.bandwidth_bytes_per_s / then.bandwidth_bytes_per_s for now, then in zip(a, b, strict=True)]
-        for a, b in ((here[2] + here[3], there[2] + there[3]) for here, there in pairs)
-    ]
-
-
 # The cluster at a time
 
 
@@ -106,20 +97,6 @@ def test_hosts_keep_their_order_and_their_links(changing):
     )
 
 
-def test_shares_of_names_that_overlap_are_multiplied():
-    """With inter at a half, the kind at a half and host 1 at a half leave the NICs of host 1 an eighth."""
-    cluster = find_cluster("dgx-h100", 3)
-    nic, inside = cluster.groups[0].nic_links[0].kind, cluster.groups[0].intra_links[0].kind
-    named = (INTER, nic.upper(), (1,), inside)
-
-    halves = (links_have(time_s, link, 0.5) for time_s, link in enumerate(named))
-    changed = after(cluster, *halves, links_have(5, INTRA, 0.8))
-
-    assert shares_of(changed, cluster) == pytest.approx(np.array([[0.4, 0.25], [0.4, 0.125], [0.4, 0.25]]))
-    assert [group.hosts for group in changed.groups] == [1, 1, 1]
-    assert {group.name for group in changed.groups} == {"dgx-h100"}
-
-
 def test_unlike_hosts_split_their_group_and_no_further():
     """Hosts with equal NICs stay together, and neighbours of a lost host that are alike become neighbours."""
     cluster = find_cluster("dgx-h100", 6)
@@ -138,20 +115,6 @@ def two_kinds(hosts):
     """Hosts of two kinds, and a slow link between the kinds."""
     groups = [{"name": name, "hosts": hosts} for name in ("dgx-h100", "dgx-a100")]
     return cluster_from_mapping({"groups": groups, "inter_group_links": [ETHERNET]}, Path())
-
-
-def test_a_split_group_is_still_one_network():
-    """A slow NIC does not put the link between groups between the hosts of one group."""
-    cluster = two_kinds(2)
-
-    changed = after(cluster, links_have(1, (1,), 0.5))
-    found = changed.group_links(np.array([8, 16]), np.array([2, 2]))
-
-    assert changed.networks == (0, 0, 1)
-    slower_nic = combine_links(changed.groups[1].nic_links).cost().long_s_per_byte
-    between = cluster.inter_group_links[0].cost().long_s_per_byte
-    assert found.kinds.inter.long_s_per_byte[found.row].tolist() == [slower_nic, between]
-    assert after(cluster, links_have(1, (1,), 0.5), lost(2, 0)).networks == ()
 
 
 def test_links_between_groups_belong_to_inter():

@@ -28,19 +28,6 @@ def copy(builder, name, source, result):
     builder.op(name, "copy", (source,), (result,), rule_of("a b -> a b", SIZES))
 
 
-def test_makers_and_uses_are_found(builder):
-    """A tensor knows which result of which operator it is, and where it is read, in the order of the operators."""
-    y, z = activation(builder, "y"), activation(builder, "z", (4,))
-    builder.op("split", "split", (0,), (y, z), rule_of("a b -> a b, a", SIZES))
-    builder.op("twice", "add", (y, y), (activation(builder, "w"),), rule_of("a b, a b -> a b", SIZES))
-    graph = builder.done()
-
-    assert graph.maker == ((0, 0), (1, 0), (1, 1), (2, 0))
-    assert graph.uses[0] == (Use(op=1, operand=0),)
-    assert graph.uses[y] == (Use(op=2, operand=0), Use(op=2, operand=1))
-    assert graph.uses[z] == ()
-
-
 def test_a_kept_state_reads_what_the_step_makes_of_it(builder):
     """`keep` makes the state read a later tensor, dim by dim."""
     weight = builder.source(STATE, "w", (4, 6), 2, TensorKind.PARAMETER)
