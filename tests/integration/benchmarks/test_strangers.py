@@ -188,3 +188,12 @@ def test_profiles_say_whom_they_have_seen():
     assert has_seen("internevo", "internevo")
     assert not has_seen("gpt-neox", "bigscience")
     assert not has_seen("unknown", "vtrain")
+
+
+def test_few_publishers_do_not_write_the_catalog(capsys):
+    """An error model of one publisher is refused before anything is fitted, and the catalog stays as it is."""
+    before = CATALOG_FILE.read_bytes()
+
+    assert main([*ARGUMENTS, "--write"]) == 2
+    assert "--write: needs all publishers, and at least 5 of them" in capsys.readouterr().err
+    assert CATALOG_FILE.read_bytes() == before
