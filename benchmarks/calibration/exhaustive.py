@@ -40,7 +40,9 @@ from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from trials.torch_training.backend import TorchBackend
 from trials.torch_training.rank_setup import TORCH_RANKS
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,15 +68,15 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _measure(given: argparse.Namespace) -> dict[str, Any]:
     config = load_study(given.study, overrides=given.set)
-    if not isinstance(config.backend, TorchBackend):
+    if not isinstance(config.trials.backend, TorchBackend):
         raise ConfigError("trains nothing for real", key="trial.backend", nearest="backend: torch")
-    grid = config.space().grid
+    grid = config.problem.space().grid
     if not given.judge_only:
-        _measure_rounds(config, config.backend, grid, given)
+        _measure_rounds(config.problem, config.trials.backend, grid, given)
     return _judge(config, grid, given.out)
 
 
-def _measure_rounds(config: StudyConfig, backend: TorchBackend, grid: ConfigGrid, given: argparse.Namespace) -> None:
+def _measure_rounds(problem: Problem, backend: TorchBackend, grid: ConfigGrid, given: argparse.Namespace) -> None:
     done = _done(given.out)
     # Each round has a seeded order, so that a continued run measures exactly what is missing.
     todo = [
@@ -92,7 +94,7 @@ def _measure_rounds(config: StudyConfig, backend: TorchBackend, grid: ConfigGrid
             trial_began_s = time.monotonic()
             observation = opened.measure(chosen, trial_number=position)
             elapsed_s = time.monotonic() - trial_began_s
-            _write(given.out, _row(config, backend, chosen.values(DEGREES), observation, number, given.source))
+            _write(given.out, _row(problem, backend, chosen.values(DEGREES), observation, number, given.source))
             with given.out.with_suffix(".jsonl").open("a", encoding="utf-8") as lines:
                 told = {"round": number, "config": chosen.values(DEGREES), "elapsed_s": elapsed_s}
                 lines.write(json.dumps(observation.as_json() | told) + "\n")
@@ -102,14 +104,14 @@ def _measure_rounds(config: StudyConfig, backend: TorchBackend, grid: ConfigGrid
 
 
 def _row(
-    config: StudyConfig,
+    problem: Problem,
     backend: TorchBackend,
     degrees: Mapping[str, Any],
     observation: Observation,
     number: int,
     source: str,
 ) -> dict[str, Any]:
-    job, model = config.setting.job, config.setting.job.model
+    job, model = problem.setting.job, problem.setting.job.model
     step_s = observation.step_time_s
     conditions = "; ".join(f"{name}={value:.4g}" for name, value in observation.conditions)
     ended = "" if step_s else f"FAILED {observation.status}: {observation.reason}; "
@@ -128,12 +130,12 @@ def _row(
         "moe_ffn": model.expert_ffn_size or "",
         "seq_len": job.sequence_length,
         "gbs": job.global_batch_size,
-        "devices": config.setting.cluster.num_devices,
-        "device": config.setting.cluster.devices[0].name,
+        "devices": problem.setting.cluster.num_devices,
+        "device": problem.setting.cluster.devices[0].name,
         **degrees,
         "recompute": job.recompute,
         "zero_stage": job.zero_stage,
-        "seq_parallel": int(bool(config.subject.defaults["sequence_parallel"]) and degrees["tp"] > 1),
+        "seq_parallel": int(bool(problem.subject.defaults["sequence_parallel"]) and degrees["tp"] > 1),
         "precision": job.precision,
         "step_seconds": f"{step_s:.6g}" if step_s else "",
         "peak_mem_gib": f"{observation.peak_memory_bytes / GIB:.4g}" if observation.peak_memory_bytes else "",
@@ -168,7 +170,7 @@ def _parse_notes(row: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, equals, value in pairs if equals}
 
 
-def _judge(config: StudyConfig, grid: ConfigGrid, path: Path) -> dict[str, Any]:
+def _judge(config: StudyRequest, grid: ConfigGrid, path: Path) -> dict[str, Any]:
     """Compute all figures over the candidates that every round measured."""
     rows = _done(path)
     rounds = sorted({number for number, _ in rows})
@@ -184,10 +186,10 @@ def _judge(config: StudyConfig, grid: ConfigGrid, path: Path) -> dict[str, Any]:
     steps_s = np.array([[float(rows[number, keys[at]]["step_seconds"]) for at in timed] for number in rounds])
     cpus_s = np.array([[float(_parse_notes(rows[number, keys[at]])["cpu_s"]) for at in timed] for number in rounds])
     truth_s = np.median(steps_s, axis=0)
-    predicted_s = predict(config.subject.measured_setting, grid).step_time_s[timed]
+    predicted_s = predict(config.problem.subject.measured_setting, grid).step_time_s[timed]
     others = [float(_parse_notes(row).get("others_cpu_share", "nan")) for row in rows.values()]
     figures: dict[str, Any] = {
-        "clock": CLOCK_WORDS[config.backend.clock],
+        "clock": CLOCK_WORDS[config.trials.backend.clock],
         "candidates": len(grid),
         "measured": len(timed),
         "rounds": len(rounds),
@@ -196,7 +198,7 @@ def _judge(config: StudyConfig, grid: ConfigGrid, path: Path) -> dict[str, Any]:
         "fastest_s": float(truth_s.min()),
         "slowest_s": float(truth_s.max()),
         "prior": _compare(predicted_s, truth_s),
-        "fitted_on_other_half": _cross_validate(config, path, grid.take(np.array(timed)), truth_s),
+        "fitted_on_other_half": _cross_validate(config.problem, path, grid.take(np.array(timed)), truth_s),
         "cpu_seconds": _compare(cpus_s.mean(axis=0), truth_s),
     }
     if len(rounds) > 1:
@@ -220,7 +222,7 @@ def _compare(one_s: np.ndarray, other_s: np.ndarray) -> dict[str, float]:
     }
 
 
-def _cross_validate(config: StudyConfig, path: Path, grid: ConfigGrid, truth_s: np.ndarray) -> dict[str, float]:
+def _cross_validate(problem: Problem, path: Path, grid: ConfigGrid, truth_s: np.ndarray) -> dict[str, float]:
     """Compare predictions by constants that were fitted to the other half of the candidates."""
     runs = [run for run in read_measured([path], {}, Path()) if run.step_time_s is not None]
     # Cross-validation with two folds: no candidate is predicted by constants that saw it.
@@ -230,9 +232,9 @@ def _cross_validate(config: StudyConfig, path: Path, grid: ConfigGrid, truth_s: 
     predicted_s = np.empty(len(grid))
     for fold in (0, 1):
         seen: list[MeasuredRun] = [run for run in runs if in_half.get(_key(run.config.values(DEGREES))) == 1 - fold]
-        profile = calibrate(seen, config.setting.runtime, on_progress=lambda _: None).profile
+        profile = calibrate(seen, problem.setting.runtime, on_progress=lambda _: None).profile
         own = np.flatnonzero(half == fold)
-        measured = replace(config.subject.measured_setting, setting=replace(config.setting, runtime=profile))
+        measured = replace(problem.subject.measured_setting, setting=replace(problem.setting, runtime=profile))
         predicted_s[own] = predict(measured, grid.take(own)).step_time_s
     return _compare(predicted_s, truth_s)
 

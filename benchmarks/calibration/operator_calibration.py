@@ -242,13 +242,16 @@ def figures(found: Sequence[HeldOut]) -> dict[str, Any]:
 def simulated_tables(num_seeds: int, num_trials: int) -> dict[str, list[dict[str, Any]]]:
     """Compute the tables of held-out operators and steps of simulated worlds."""
     study = load_study(STUDY)
-    space = study.space().grid
+    space = study.problem.space().grid
     found: list[HeldOut] = []
     steps: dict[Form, list[dict[str, float]]] = {form: [] for form in Form}
     for seed in range(num_seeds):
         tell(f"world {seed} of {num_seeds}")
         world = SimulatedBackend(
-            job=study.setting.job, cluster=study.setting.cluster, runtime=study.setting.runtime, seed=seed
+            job=study.problem.setting.job,
+            cluster=study.problem.setting.cluster,
+            runtime=study.problem.setting.runtime,
+            seed=seed,
         )
         # Only configurations that run in this world have operators to sample.
         grid = space.take(np.flatnonzero(world.hidden_memory(space).fits(0.0)))

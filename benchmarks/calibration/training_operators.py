@@ -34,7 +34,8 @@ from trials.torch_training.backend import TorchBackend
 from trials.torch_training.benchmarks.device import DeviceBenchmarks
 from trials.torch_training.benchmarks.messages import Timing
 from trials.torch_training.rank_setup import TORCH_RANKS
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.subject.problem import Problem
 
 MOST_SHAPES = 64
 """Maximum number of shapes that a surrogate sees."""
@@ -57,15 +58,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(given: argparse.Namespace) -> dict[str, Any]:
     config = load_study(given.study)
-    if not isinstance(config.backend, TorchBackend):
+    if not isinstance(config.trials.backend, TorchBackend):
         raise ConfigError("trains nothing for real", key="trial.backend", nearest="backend: torch")
     with RankProcesses(TORCH_RANKS) as ranks:
-        training_s = _time_in_training(config, OpenBackend(backend=config.backend, ranks=ranks), given.configs)
+        training_s = _time_in_training(
+            config.problem, OpenBackend(backend=config.trials.backend, ranks=ranks), given.configs
+        )
         tell(f"{len(training_s)} operators in training; running them alone")
-        alone_s = _time_isolated(DeviceBenchmarks(processes=ranks, device=config.backend.device), list(training_s))
+        alone_s = _time_isolated(
+            DeviceBenchmarks(processes=ranks, device=config.trials.backend.device), list(training_s)
+        )
     # Some operators fail in isolation; both columns use those with both times.
     calls = [call for call in training_s if call in alone_s]
-    formula_s = {call: isolated_call_s(call, config.setting.cluster) or np.nan for call in calls}
+    formula_s = {call: isolated_call_s(call, config.problem.setting.cluster) or np.nan for call in calls}
     unseen = held_out(
         [
             _measured(kind, phase, some, training_s, formula_s)
@@ -83,9 +88,9 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _time_in_training(config: StudyConfig, backend: OpenBackend, count: int) -> Times:
+def _time_in_training(problem: Problem, backend: OpenBackend, count: int) -> Times:
     """Return the median time of each operator in the training of some configurations."""
-    grid, model, precision = config.space().grid, config.setting.job.model, config.setting.job.precision
+    grid, model, precision = problem.space().grid, problem.setting.job.model, problem.setting.job.precision
     times: dict[IsolatedCall, list[float]] = defaultdict(list)
     for position in np.random.default_rng(0).permutation(len(grid))[:count].tolist():
         chosen = grid.config(position)

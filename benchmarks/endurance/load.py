@@ -66,14 +66,16 @@ from trials.simulated.backend import SimulatedBackend
 from tuner.forecast.candidates import candidates_of, plan_of, prediction_json
 from tuner.run.ledger import Ledger
 from tuner.run.loop import Loop, run_study
-from tuner.run.studies import make_sampler, open_study
+from tuner.run.studies import make_sampler, open_study, prepared_of
 from tuner.search.observations import OBSERVATION, STATUS
 from tuner.search.parameters import distribution_of, params_of
 from tuner.storage.history import make_tables
 from tuner.storage.opening import open_store
 from tuner.storage.record import PREDICTION
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.request import StudyRequest
 from tuner.study_file.storage_address import StorageAddress
+from tuner.subject.problem import Problem
 
 STORAGES = ("sqlite", "postgresql")
 MARKS = (10, 300, 1000, 3000, 10000)
@@ -265,14 +267,14 @@ def rss_mib() -> float:
     return pages * resource.getpagesize() / 2**20
 
 
-def seed(config: StudyConfig, count: int) -> None:
+def seed(config: StudyRequest, count: int) -> None:
     """Write `count` ended trials of random candidates in one transaction."""
-    candidates = candidates_of(config)
+    candidates = candidates_of(config.problem)
     grid = candidates.space.grid
     store = open_store(config.storage)
     make_tables(store)
-    sampler = make_sampler(config, candidates)
-    study = open_study(config, sampler, store.storage)
+    sampler = make_sampler(config)
+    study = open_study(prepared_of(config), sampler, store.storage)
     assert isinstance(store.storage, RDBStorage), "seeded are databases"
     # Optuna stores the distribution of each parameter as JSON beside its value.
     distributions = {
@@ -280,10 +282,12 @@ def seed(config: StudyConfig, count: int) -> None:
     }
     rng = np.random.default_rng(1)
     positions = rng.choice(len(grid), count, replace=False)
-    observations = _simulate_observations(config.backend, grid.take(positions), rng)
+    observations = _simulate_observations(config.trials.backend, grid.take(positions), rng)
     with store.storage.engine.begin() as connection:
         for number, (position, observation) in enumerate(zip(positions.tolist(), observations, strict=True)):
-            _write_trial(connection, config, candidates, study._study_id, number, position, observation, distributions)
+            _write_trial(
+                connection, config.problem, candidates, study._study_id, number, position, observation, distributions
+            )
     store.close()
 
 
@@ -316,7 +320,7 @@ def _simulate_observations(
 
 def _write_trial(
     connection: Any,
-    config: StudyConfig,
+    problem: Problem,
     candidates: Any,
     study_id: int,
     number: int,
@@ -370,8 +374,8 @@ def _write_trial(
                 for step, step_s in enumerate(observation.step_times_s[:FIRST_STEPS], start=1)
             ],
         )
-    prediction = prediction_json(config, candidates.estimate, candidates.space.memory, position)
-    prediction |= plan_of(config, grid.config(position))
+    prediction = prediction_json(problem, candidates.estimate, candidates.space.memory, position)
+    prediction |= plan_of(problem, grid.config(position))
     attributes = {PREDICTION: prediction, STATUS: observation.status.value, OBSERVATION: observation.as_json()}
     connection.execute(
         insert(models.TrialUserAttributeModel),
@@ -379,10 +383,10 @@ def _write_trial(
     )
 
 
-def run(config: StudyConfig, parallel: int, seeded: int, rows: Path) -> None:
+def run(config: StudyRequest, parallel: int, seeded: int, rows: Path) -> None:
     """Run the study up to its budget, and append a line to `rows` for every trial that was not seeded."""
     meter = Meter(rows, seeded + len(rows.read_text(encoding="utf-8").splitlines()) if rows.exists() else seeded)
-    slots = SimulatedSlots(config.backend, parallel, meter.lap)
+    slots = SimulatedSlots(config.trials.backend, parallel, meter.lap)
     meter.slots = slots
     with meter.on():
         run_study(config, on_progress=lambda _: None, executor=slots)

@@ -57,7 +57,8 @@ from tuner.search.parameters import params_of
 from tuner.search.posterior import Posterior
 from tuner.storage.journal_file import JournalFile
 from tuner.storage.opening import open_store
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.request import StudyRequest
 from tuner.study_file.storage_address import StorageAddress
 
 STORAGES = ("sqlite", "postgresql", "journal")
@@ -207,7 +208,7 @@ class EndingTrials:
         return [(number, Observation(status=Status.OK, step_times_s=STEPS_S, origin="synthetic"))]
 
 
-def cost_of_a_run(config: StudyConfig, at: int, trials: int) -> Stopwatch:
+def cost_of_a_run(config: StudyRequest, at: int, trials: int) -> Stopwatch:
     """Run `trials` trials of the study after `at` earlier ones and return their storage times."""
     if at:
         _fill(config, at)
@@ -236,11 +237,11 @@ def drawn_at_random() -> Iterator[None]:
         setattr(Posterior, "draw", ordinary)  # noqa: B010 # as above
 
 
-def _fill(config: StudyConfig, at: int) -> None:
+def _fill(config: StudyRequest, at: int) -> None:
     """Fill a study up to `at` trials: the first five are run, the others are copies of the last of these."""
     with drawn_at_random():
         run_study(_with(config, 5), on_progress=lambda _: None, executor=EndingTrials(Stopwatch()))
-    store, grid = open_store(config.storage), candidates_of(config).space.grid
+    store, grid = open_store(config.storage), candidates_of(config.problem).space.grid
     study = optuna.load_study(study_name=config.name, storage=store.storage)
     done = study.get_trials()
     # A study does not try a candidate twice, so the copies get parameters of untried candidates.
@@ -298,7 +299,7 @@ def cost_of_plain_optuna(storage: BaseStorage, at: int, trials: int) -> Stopwatc
     return stopwatch
 
 
-def _with(config: StudyConfig, max_trials: int) -> StudyConfig:
+def _with(config: StudyRequest, max_trials: int) -> StudyRequest:
     return replace(config, search=config.search.model_copy(update={"max_trials": max_trials}))
 
 

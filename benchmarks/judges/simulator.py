@@ -249,9 +249,11 @@ def _draw_tasks(studies: Sequence[Path], count: int, seed: int) -> Iterator[_Tas
 def _feasible(path: Path) -> _Feasible:
     """Return the candidates of a study that are predicted to fit into memory."""
     study = load_study(path)
-    space = study.space()
-    fits = np.flatnonzero(space.memory.fits(study.options.memory_headroom))
-    return _Feasible(name=path.stem, setting=study.setting, grid=space.grid.take(fits), memory=space.memory.take(fits))
+    space = study.problem.space()
+    fits = np.flatnonzero(space.memory.fits(study.problem.options.memory_headroom))
+    return _Feasible(
+        name=path.stem, setting=study.problem.setting, grid=space.grid.take(fits), memory=space.memory.take(fits)
+    )
 
 
 def _compare(task: _Task) -> list[Compared]:
@@ -337,8 +339,8 @@ def _skip_collectives(names: tuple[str, ...], but: tuple[str, ...] = ()) -> Coll
 def _speed_cases() -> Iterator[tuple[str, Setting, ParallelConfig]]:
     """Yield configurations without contention, then the current one of the largest study and others of its size."""
     study = load_study(LARGE_STUDY)
-    assert study.current is not None, "the study names it"
-    setting, current = study.setting, study.current
+    assert study.problem.current is not None, "the study names it"
+    setting, current = study.problem.setting, study.problem.current
     for pp, vpp in ((8, 1), (16, 1)):
         # one replica, stages on hosts of their own: only tp inside the hosts, and messages one at a time
         alone = replace(setting, cluster=find_cluster("ascend-910b", hosts=pp))

@@ -28,7 +28,9 @@ from benchmarks.support.timing import publish, tell
 from costmodels.simulator.leaders import simulated_times_s
 from costmodels.simulator.simulated_step import simulate_step
 from tuner.forecast.candidates import candidates_of, ranking
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 _A100, _V100, _H100, _L20, _R4090 = "dgx-a100", "v100-pcie", "dgx-h100", "l20", "rtx4090d"
 STUDIES: Mapping[str, tuple[str, int, int, Mapping[str, Any]]] = MappingProxyType(
@@ -69,7 +71,7 @@ def drawn_studies(number: int, seed: int) -> dict[str, tuple[str, int, int, Mapp
     return found
 
 
-def study_of(name: str, of: tuple[str, int, int, Mapping[str, Any]], folder: Path) -> StudyConfig:
+def study_of(name: str, of: tuple[str, int, int, Mapping[str, Any]], folder: Path) -> StudyRequest:
     """Write the study's file and load it."""
     model, batch, length, hosts = of
     groups = [(_SLOW if kind == "slow" else {"name": kind}) | {"hosts": number} for kind, number in hosts.items()]
@@ -88,21 +90,21 @@ def study_of(name: str, of: tuple[str, int, int, Mapping[str, Any]], folder: Pat
     return load_study(file)
 
 
-def compare(config: StudyConfig, top: int) -> dict[str, Any]:
+def compare(problem: Problem, top: int) -> dict[str, Any]:
     """Simulate a study's leaders; return how the two orders and step times differ."""
-    candidates = candidates_of(config)
-    leaders = ranking(config, candidates)[:top]
+    candidates = candidates_of(problem)
+    leaders = ranking(problem, candidates)[:top]
     grid, memory = candidates.space.grid, candidates.space.memory
     begun_s = time.perf_counter()
     simulated = np.array(
         [
-            simulate_step(config.setting, grid.config(at), memory=memory.take(np.array([at]))).step_time_s
+            simulate_step(problem.setting, grid.config(at), memory=memory.take(np.array([at]))).step_time_s
             for at in leaders.tolist()
         ]
     )
     simulate_s = time.perf_counter() - begun_s
     begun_s = time.perf_counter()
-    ranked = simulated_times_s(config.setting, grid, leaders, memory=memory)
+    ranked = simulated_times_s(problem.setting, grid, leaders, memory=memory)
     ranking_s = time.perf_counter() - begun_s
     closed = candidates.estimate.step_time_s[leaders]
     ratio = closed / simulated
@@ -123,7 +125,7 @@ def rows(names: list[str], top: int, drawn: int, seed: int) -> Iterator[dict[str
     with tempfile.TemporaryDirectory() as folder:
         for name, of in ({name: STUDIES[name] for name in names} | drawn_studies(drawn, seed)).items():
             tell(f"{name} ...")
-            yield {"study": name} | compare(study_of(name, of, Path(folder)), top)
+            yield {"study": name} | compare(study_of(name, of, Path(folder)).problem, top)
 
 
 def main() -> None:

@@ -39,7 +39,9 @@ from tuner.replan.cluster_states import Course, Figures, Pricing, Setup, cluster
 from tuner.replan.present import Change, Present, change_to
 from tuner.replan.replanning import DEFAULTS, Assumptions, PricedCourse, course_of, find_stored, stays
 from tuner.replan.timeline import best_timeline, steps_of
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.run.studies import prepared_of
+from tuner.study_file.config import load_study
+from tuner.study_file.request import StudyRequest
 from tuner.watch.policy import Decision, Rules, Standing, Verdict, changed, decide, keep_accounts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,7 +87,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         )
         if given.trials:
             run_here(config)
-        pricing = Pricing(config)
+        pricing = Pricing(prepared_of(config))
         days = {"20 events": read_trace(DAY, pricing.nominal)} | {
             f"seed {seed}": random_day(pricing.nominal.num_hosts, np.random.default_rng(seed))
             for seed in range(given.first_seed, given.first_seed + given.days)
@@ -95,7 +97,11 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
             tell(name)
             rows += [{"day": name, "events": len(trace.events), **one} for one in _compare(pricing, trace, rules)]
     random = [row for row in rows if row["day"] != "20 events"]
-    return {"tokens_per_step": config.setting.job.tokens_per_step, "days": rows, "random": _summary(random, rules)}
+    return {
+        "tokens_per_step": config.problem.setting.job.tokens_per_step,
+        "days": rows,
+        "random": _summary(random, rules),
+    }
 
 
 def random_day(num_hosts: int, rng: np.random.Generator) -> Trace:
@@ -130,9 +136,9 @@ def random_day(num_hosts: int, rng: np.random.Generator) -> Trace:
 def _compare(pricing: Pricing, trace: Trace, rules: Sequence[Rules]) -> list[dict[str, Any]]:
     """Compare the ways on one day."""
     config = pricing.config
-    course = course_of(config, trace, DAY_S)
+    course = course_of(config.problem, trace, DAY_S)
     study = find_stored(config)
-    best = best_known(config, study)
+    best = best_known(prepared_of(config), study)
     assert best is not None, "the study has an answer"
     staying = stays(pricing, course, best.config)
     besides = [setup for setup in dict.fromkeys(staying) if setup is not None]
@@ -184,15 +190,15 @@ def _named(rule: Rules) -> dict[str, float]:
     return {"restart_s": rule.costs.restart_s, "settle_s": rule.settle_s, "horizon_s": rule.horizon_s}
 
 
-def _in_the_world(config: StudyConfig, course: Course, present: Present) -> Present:
+def _in_the_world(config: StudyRequest, course: Course, present: Present) -> Present:
     """Return a state of the cluster with the step times of the simulated world."""
-    backend = config.backend
+    backend = config.trials.backend
     assert isinstance(backend, SimulatedBackend), "the study is simulated"
     found: dict[Setup, Figures] = {}
     for hosts in {setup.hosts for setup in present.figures}:
         setups = [setup for setup in present.figures if setup.hosts == hosts]
-        cluster = cluster_of(config.setting.cluster, course.trace, present.interval.from_s, hosts)
-        grid = ConfigGrid.from_configs([setup.config for setup in setups], config.options.opened)
+        cluster = cluster_of(config.problem.setting.cluster, course.trace, present.interval.from_s, hosts)
+        grid = ConfigGrid.from_configs([setup.config for setup in setups], config.problem.options.opened)
         step_time_s = replace(backend, cluster=cluster).hidden_step(grid).step_time_s
         for setup, seconds in zip(setups, step_time_s.tolist(), strict=True):
             found[setup] = replace(present.figures[setup], step_time_s=seconds)

@@ -13,9 +13,10 @@ from benchmarks.launch_scripts.truth import Truth
 from hardware.io.errors import ConfigError
 from tuner.imports import Imported
 from tuner.study_file.answers import Added, parse_ignored
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
 from tuner.study_file.new_study import new_study
 from tuner.study_file.questions import IGNORE
+from tuner.subject.problem import Problem
 
 _CLUSTERS = {8: "dgx-h100", 16: "ascend-a3", 32: "trn1"}
 """Cluster that answers the question for one, by the devices of a host that it has at least."""
@@ -63,7 +64,7 @@ def study_of(read: Callable[[], Imported], truth: Truth, file: Path) -> Outcome:
                 if made.model_file:
                     (folder / made.model_file).write_text(made.model_text, encoding="utf-8")
                 (folder / "study.yaml").write_text(made.text, encoding="utf-8")
-                facts = _facts(load_study(folder / "study.yaml"))
+                facts = _facts(load_study(folder / "study.yaml").problem)
                 told = tuple(str(one) for one in made.imported.unread)
                 return Outcome(facts=facts, asked=tuple(asked), answered=frozenset(answered), told=told)
             except ConfigError as error:
@@ -128,11 +129,11 @@ def _any_model(ep: int) -> str:
     return next((name for most, name in _ANY_MODELS.items() if most >= ep), _ANY_MODELS[1])
 
 
-def _facts(study: StudyConfig) -> dict[str, Any]:
+def _facts(problem: Problem) -> dict[str, Any]:
     """Return the facts of a study by the names of truth.FACTS."""
-    job, model, config = study.setting.job, study.setting.job.model, study.current
+    job, model, config = problem.setting.job, problem.setting.job.model, problem.current
     facts: dict[str, Any] = {
-        "world": study.setting.cluster.num_devices,
+        "world": problem.setting.cluster.num_devices,
         "gbs": job.global_batch_size,
         "sequence": job.sequence_length,
         "precision": job.precision,

@@ -21,7 +21,8 @@ from benchmarks.support.timing import arguments, publish
 from costmodels.job.parallel_config import DEGREES, ConfigGrid, ParallelConfig
 from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.subject.problem import Problem
 
 STUDIES = Path(__file__).parents[2] / "configs" / "studies" / "flexparallel"
 
@@ -44,23 +45,23 @@ OTHER_READING = {"gpt-38b-4k-128": 32768, "gpt-38b-32k-64": 4096}
 """Sequence lengths with the labels of the two rows exchanged."""
 
 
-def row_of(name: str, config: StudyConfig, sequence_length: int) -> dict[str, Any]:
+def row_of(name: str, problem: Problem, sequence_length: int) -> dict[str, Any]:
     """Compute one row of the table with the cost model."""
     current, found, speed_up = TABLE_2[name]
-    job = replace(config.setting.job, sequence_length=sequence_length)
-    setting = replace(config.setting, job=job)
-    defaults = config.subject.defaults
+    job = replace(problem.setting.job, sequence_length=sequence_length)
+    setting = replace(problem.setting, job=job)
+    defaults = problem.subject.defaults
     chosen = [ParallelConfig(**dict(zip(DEGREES, degrees, strict=True)), **defaults) for degrees in (current, found)]
     grid = ConfigGrid.from_configs(chosen)
     memory = estimate_memory(setting, grid)
     seconds = estimate_step(setting, grid, memory=memory).step_time_s
     # The feasible grid uses the study's headroom, as a study would; the two named configurations need none.
-    space = config.space().grid
-    fits = estimate_memory(setting, space).fits(config.options.memory_headroom)
+    space = problem.space().grid
+    fits = estimate_memory(setting, space).fits(problem.options.memory_headroom)
     feasible = space.take(np.flatnonzero(fits)) if fits.any() else space
     times = estimate_step(setting, feasible).step_time_s
     return {
-        "row": name if sequence_length == config.setting.job.sequence_length else f"{name} (s={sequence_length})",
+        "row": name if sequence_length == problem.setting.job.sequence_length else f"{name} (s={sequence_length})",
         "paper": speed_up,
         "predicted": float(seconds[0] / seconds[1]),
         "expert_s": float(seconds[0]),
@@ -75,8 +76,10 @@ def main() -> None:
     """Print the table and its three figures."""
     options = arguments(__doc__ or "")
     studies = {name: load_study(STUDIES / f"{name}.yaml") for name in TABLE_2}
-    rows = [row_of(name, config, config.setting.job.sequence_length) for name, config in studies.items()]
-    rows += [row_of(name, studies[name], length) for name, length in OTHER_READING.items()]
+    rows = [
+        row_of(name, config.problem, config.problem.setting.job.sequence_length) for name, config in studies.items()
+    ]
+    rows += [row_of(name, studies[name].problem, length) for name, length in OTHER_READING.items()]
     publish(rows, as_json=options.json)
     if not options.json:
         for label, chosen in (("as printed", rows[:12]), ("labels exchanged", _exchange_labels(rows))):

@@ -38,9 +38,10 @@ from costmodels.simulator.simulated_step import simulate_step
 from hardware.cluster import Cluster
 from hardware.host_group import HostGroup
 from hardware.link import Link
-from tuner.forecast.candidates import candidates_of
 from tuner.forecast.ranked import predicted_ranking
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.run.studies import prepared_of
+from tuner.study_file.config import load_study
+from tuner.study_file.request import StudyRequest
 
 STUDIES = Path(__file__).parents[2] / "configs" / "studies" / "heterogeneous"
 
@@ -72,14 +73,14 @@ class Case:
     overrides: tuple[str, ...] = ()
     emulates_bf16: bool = False
 
-    def config(self, model: str, *overrides: str) -> StudyConfig:
+    def config(self, model: str, *overrides: str) -> StudyRequest:
         """Return the study of a model."""
         config = load_study(STUDIES / f"{model}-{self.hosts}.yaml", overrides=(*self.overrides, *overrides))
         if not self.emulates_bf16:
             return config
-        cluster = config.setting.cluster
+        cluster = config.problem.setting.cluster
         slow = replace(cluster, groups=tuple(map(_with_bf16, cluster.groups)))
-        return replace(config, subject=config.subject.on_cluster(slow))
+        return replace(config, problem=replace(config.problem, subject=config.problem.subject.on_cluster(slow)))
 
 
 def _with_bf16(group: HostGroup) -> HostGroup:
@@ -143,20 +144,20 @@ def show(figures: dict[str, Any]) -> None:
             print()
 
 
-def first_of_rank(config: StudyConfig) -> tuple[float, ParallelConfig] | None:
+def first_of_rank(config: StudyRequest) -> tuple[float, ParallelConfig] | None:
     """Return the step time and the configuration that `meshtune rank` prints first; None if nothing fits."""
-    candidates = candidates_of(config)
-    ranked = predicted_ranking(config, candidates)
+    prepared = prepared_of(config)
+    ranked = predicted_ranking(prepared)
     if not len(ranked.order) or not ranked.fits[ranked.order[0]]:
         return None
     best = int(ranked.order[0])
-    return float(ranked.step_time_s[best]), candidates.space.grid.config(best)
+    return float(ranked.step_time_s[best]), prepared.candidates.space.grid.config(best)
 
 
 def unlike(case: Case, model: str) -> dict[str, Any]:
     """Compute the gain of uneven work over Megatron's equal split, and r."""
     config = case.config(model)
-    hosts = config.setting.cluster.num_hosts // 2
+    hosts = config.problem.setting.cluster.num_hosts // 2
     row: dict[str, Any] = {
         "figure": case.figure,
         "assumption": case.assumption,
@@ -168,7 +169,7 @@ def unlike(case: Case, model: str) -> dict[str, Any]:
         nothing = ("r", "(1 + r) / 2", "even [s]", "uneven [s]", "gain", "bound")
         return row | dict.fromkeys(nothing, "nothing fits") | {"paper": case.paper, "even": "-", "uneven": "-"}
     (even_s, of_even), (uneven_s, of_uneven) = even, uneven
-    work_s = works_s(config.setting, of_uneven)
+    work_s = works_s(config.problem.setting, of_uneven)
     ratio = work_s[1] / work_s[0]
     return row | {
         "r": ratio,
@@ -176,7 +177,7 @@ def unlike(case: Case, model: str) -> dict[str, Any]:
         "even [s]": even_s,
         "uneven [s]": uneven_s,
         "gain": even_s / uneven_s,
-        "bound": even_s / undivided_s(config.setting, of_uneven, work_s),
+        "bound": even_s / undivided_s(config.problem.setting, of_uneven, work_s),
         "paper": case.paper,
         "even": str(of_even),
         "uneven": str(of_uneven),
@@ -206,12 +207,12 @@ def doubled(model: str) -> list[dict[str, Any]]:
     """Compute the best step with either tp of figure 6c at every bandwidth."""
     (path,) = STUDIES.glob(f"{model}-v100-*.yaml")
     study = load_study(path)
-    low, high = dict(study.options.allowed)["tp"]
+    low, high = dict(study.problem.options.allowed)["tp"]
     best: dict[float, list[tuple[float, ParallelConfig]]] = {}
     settings: dict[float, Setting] = {}
     for share in SHARES:
-        slower = at_bandwidth(study.setting.cluster, share)
-        settings[share] = load_study(path, overrides=slower).setting
+        slower = at_bandwidth(study.problem.setting.cluster, share)
+        settings[share] = load_study(path, overrides=slower).problem.setting
         found = [first_of_rank(load_study(path, overrides=(*slower, f"space.tp=[{tp}]"))) for tp in (low, high)]
         best[share] = [one for one in found if one is not None]
     if any(len(of_share) < 2 for of_share in best.values()):
@@ -224,7 +225,7 @@ def doubled(model: str) -> list[dict[str, Any]]:
         rows.append(
             {
                 "model": model,
-                "devices": study.setting.cluster.num_devices,
+                "devices": study.problem.setting.cluster.num_devices,
                 "tp": f"{low} to {high}",
                 "bandwidth": share,
                 "low [s]": low_s,

@@ -159,7 +159,7 @@ def _run(task: _Task) -> Search:
 def _search_own(problem: KnobProblem, world: KnobWorld, task: _Task) -> Search:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     has_knobs = task.searcher != "layouts"
-    current = problem.config.current
+    current = problem.config.problem.current
     sampler = ThompsonSampler(
         problem.grid,
         problem.posterior,

@@ -53,7 +53,8 @@ from tuner.search.posterior import Posterior
 from tuner.search.prior import initial_posterior
 from tuner.search.sampler import ThompsonSampler
 from tuner.space.enumeration import enumerate_space
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.request import StudyRequest
 
 SEARCHED: dict[str, tuple[int, int]] = {
     "llama-7b-8": (6, 387),
@@ -94,7 +95,7 @@ class Prepared:
         baseline: First configuration of a search without a current one; None if nothing fits.
     """
 
-    config: StudyConfig
+    config: StudyRequest
     full: ConfigGrid
     grid: ConfigGrid
     posterior: Posterior
@@ -210,21 +211,21 @@ def prepared(study: str) -> Prepared:
     """Prepare what all worlds of a study share; the runs of one study come one after the other."""
     config = load_study(STUDIES / f"{study}.yaml")
     # The paper counts its space before memory pruning, so the unpruned grid is kept for the shares explored.
-    full, _ = enumerate_space(config.setting, config.options)
-    space = config.space()
+    full, _ = enumerate_space(config.problem.setting, config.problem.options)
+    space = config.problem.space()
     grid = space.grid
     baseline = baseline_position(
         grid,
-        space.memory.fits(config.options.memory_headroom),
-        devices_per_host=config.setting.cluster.devices_per_host,
-        defaults=config.subject.defaults,
+        space.memory.fits(config.problem.options.memory_headroom),
+        devices_per_host=config.problem.setting.cluster.devices_per_host,
+        defaults=config.problem.subject.defaults,
     )
     return Prepared(
         baseline=None if baseline is None else grid.config(baseline),
         config=config,
         full=full,
         grid=grid,
-        posterior=initial_posterior([(config.subject.measured_setting, np.arange(len(grid)))], grid),
+        posterior=initial_posterior([(config.problem.subject.measured_setting, np.arange(len(grid)))], grid),
     )
 
 
@@ -235,8 +236,8 @@ def _run(task: _Task) -> Search:
 def search_in(known: Prepared, study: str, seed: int, max_trials: int, first: str = "current") -> Search:
     """Run one search in the world of a seed, with a sampler of the same seed."""
     config, grid = known.config, known.grid
-    assert isinstance(config.backend, SimulatedBackend), "these studies are simulated"
-    world = replace(config.backend, seed=seed)
+    assert isinstance(config.trials.backend, SimulatedBackend), "these studies are simulated"
+    world = replace(config.trials.backend, seed=seed)
     searcher = Thompson(
         ThompsonSampler(
             grid,
@@ -244,7 +245,7 @@ def search_in(known: Prepared, study: str, seed: int, max_trials: int, first: st
             draws=config.search.draws,
             confidence=config.search.confidence,
             seed=seed,
-            first={"current": config.current, "baseline": known.baseline, "prior": None}[first],
+            first={"current": config.problem.current, "baseline": known.baseline, "prior": None}[first],
         )
     )
     measured_s: dict[int, float] = {}
@@ -327,8 +328,8 @@ def _finite(value: float) -> float | None:
 def feasible_counts() -> dict[str, float]:
     """Count our feasible configurations of the study of appendix A.2 step by step, beside the paper's count."""
     config = load_study(STUDIES / f"{A2_STUDY}.yaml")
-    setting, headroom = config.setting, config.options.memory_headroom
-    grid, removed = enumerate_space(setting, config.options)
+    setting, headroom = config.problem.setting, config.problem.options.memory_headroom
+    grid, removed = enumerate_space(setting, config.problem.options)
     memory = estimate_memory(setting, grid)
     fits = memory.fits(headroom)
     # The paper's and the current configuration are found in the grid by their degrees.
@@ -341,7 +342,7 @@ def feasible_counts() -> dict[str, float]:
     return {
         **{f"raw combinations that the rule {rule} drops": count for rule, count in removed.items()},
         "configurations that obey the rules": len(grid),
-        "candidates of the study, which may fit": len(config.space().grid),
+        "candidates of the study, which may fit": len(config.problem.space().grid),
         f"predicted to fit with {headroom:.0%} of the memory free": int(fits.sum()),
         "of these with cp above 1": int((fits & rings).sum()),
         "of the rest with up above 1": int((fits & ulysses).sum()),

@@ -43,7 +43,8 @@ from tuner.forecast.candidates import candidates_of
 from tuner.forecast.searched_knobs import searched_knobs
 from tuner.search.observations import OBSERVATION
 from tuner.search.sampler import ThompsonSampler
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.subject.problem import Problem
 
 PROGRAM = Path(__file__).parents[1] / "support" / "torch_knob_program.py"
 
@@ -133,11 +134,14 @@ def _problem(folder: Path, steps: int) -> KnobProblem:
     path = folder / "study.yaml"
     path.write_text(STUDY.format(python=sys.executable, program=PROGRAM, steps=steps), encoding="utf-8")
     config = load_study(path)
-    candidates = candidates_of(config)
-    space = searched_knobs(config, candidates)
+    candidates = candidates_of(config.problem)
+    space = searched_knobs(config.problem, candidates)
     assert space is not None, "the study has knobs"
     return KnobProblem(
-        config=config, candidates=candidates, posterior=config.subject.prior(candidates.space.grid, None), space=space
+        config=config,
+        candidates=candidates,
+        posterior=config.problem.subject.prior(candidates.space.grid, None),
+        space=space,
     )
 
 
@@ -151,7 +155,7 @@ def _measure_all(problem: KnobProblem, count: int | None) -> dict[Pair, Observat
     pairs.sort(key=lambda pair: pair[1] != today)
     found: dict[Pair, Observation] = {}
     with RankProcesses(COMMAND_RANKS) as ranks:
-        backend = OpenBackend(backend=config.backend, ranks=ranks)
+        backend = OpenBackend(backend=config.trials.backend, ranks=ranks)
         for number, (layout, codes) in enumerate(pairs[:count]):
             pair = int(layout), tuple(int(code) for code in codes)
             found[pair] = backend.measure(_config(problem, pair), trial_number=number)
@@ -168,19 +172,25 @@ def _config(problem: KnobProblem, pair: Pair) -> ParallelConfig:
 def _search_layouts(problem: KnobProblem, known: Mapping[Pair, Observation], seed: int, within: float) -> float:
     today = tuple(problem.space.today.tolist())
     of_layouts = {pair: observation for pair, observation in known.items() if pair[1] == today}
-    sampler = ThompsonSampler(problem.grid, problem.posterior, seed=seed, first=_first(problem.config, has_knobs=False))
+    sampler = ThompsonSampler(
+        problem.grid, problem.posterior, seed=seed, first=_first(problem.config.problem, has_knobs=False)
+    )
     return _search(sampler, of_layouts, within, lambda position: (position, today))
 
 
 def _search_knobs(problem: KnobProblem, known: Mapping[Pair, Observation], seed: int, within: float) -> float:
     sampler = ThompsonSampler(
-        problem.grid, problem.posterior, knobs=problem.space, seed=seed, first=_first(problem.config, has_knobs=True)
+        problem.grid,
+        problem.posterior,
+        knobs=problem.space,
+        seed=seed,
+        first=_first(problem.config.problem, has_knobs=True),
     )
     return _search(sampler, known, within, partial(_pair_of, sampler, problem))
 
 
-def _first(config: StudyConfig, *, has_knobs: bool) -> ParallelConfig | None:
-    return config.current and (config.current if has_knobs else replace(config.current, knobs=()))
+def _first(problem: Problem, *, has_knobs: bool) -> ParallelConfig | None:
+    return problem.current and (problem.current if has_knobs else replace(problem.current, knobs=()))
 
 
 def _pair_of(sampler: ThompsonSampler, problem: KnobProblem, position: int) -> Pair:

@@ -46,8 +46,8 @@ def take_share(name: str, part: int, parts: int) -> None:
     global _share  # noqa: PLW0603 # a process's initializer has no other place to leave it
     threadpool_limits(limits=1)
     config = load_study(STUDIES / f"{name}.yaml")
-    grid, _ = enumerate_space(config.setting, config.options)
-    _share = config.setting, grid.take(np.array_split(np.arange(len(grid)), parts)[part])
+    grid, _ = enumerate_space(config.problem.setting, config.problem.options)
+    _share = config.problem.setting, grid.take(np.array_split(np.arange(len(grid)), parts)[part])
 
 
 def predict() -> tuple[int, float]:

@@ -31,12 +31,12 @@ def main() -> None:
     """Time both spaces; the large one includes candidates that memory pruning would drop."""
     options = arguments(__doc__ or "", repeats=5, sizes=2)
     config = load_study(STUDIES / "pangu-135b-6144.yaml")
-    grid, _ = enumerate_space(config.setting, config.options)
+    grid, _ = enumerate_space(config.problem.setting, config.problem.options)
     rows = []
     for size, num_trials in ((3_000, 50), (len(grid), 200))[: options.sizes]:
         some = grid.take(np.arange(size))
-        predicted = predict(config.subject.measured_setting, some)
-        posterior = initial_posterior([(config.subject.measured_setting, np.arange(size))], some)
+        predicted = predict(config.problem.subject.measured_setting, some)
+        posterior = initial_posterior([(config.problem.subject.measured_setting, np.arange(size))], some)
         own_s = _sampler_s(posterior, some, num_trials, options.repeats)
         peer_s = _peer_s(predicted, some, num_trials, options.repeats)
         rows.append(

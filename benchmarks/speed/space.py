@@ -23,8 +23,8 @@ def main() -> None:
     rows = []
     for file in sorted(STUDIES.glob("*.yaml")):
         config = load_study(file)
-        seconds = median_s(lambda config=config: candidates_of(config), options.repeats)
-        found = candidates_of(config)
+        seconds = median_s(lambda config=config: candidates_of(config.problem), options.repeats)
+        found = candidates_of(config.problem)
         rows.append(
             {
                 "study": file.stem,

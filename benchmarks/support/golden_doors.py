@@ -103,5 +103,5 @@ def run_here(study: Path, storage: str, changes: Sequence[str] = ()) -> None:
     from tuner import load_study, run_study  # noqa: PLC0415
 
     config = load_study(study, overrides=list(changes), storage=storage)
-    executor = InProcessExecutor(config.backend, config.search.parallel_trials)
+    executor = InProcessExecutor(config.trials.backend, config.search.parallel_trials)
     run_study(config, on_progress=lambda _: None, executor=executor)

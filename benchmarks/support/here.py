@@ -9,7 +9,7 @@ from costmodels.job.proxy_job import Reduction
 from trials.backend import AbstractBackend, Observation
 from tuner.run.loop import run_study
 from tuner.run.progress import RunResult
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 
 class _Here:
@@ -51,6 +51,6 @@ class _Here:
         return [(number, self._backend.measure(config, trial_number=number)) for number, config in waiting]
 
 
-def run_here(config: StudyConfig) -> RunResult:
+def run_here(config: StudyRequest) -> RunResult:
     """Run a study's trials one after the other in this process."""
-    return run_study(config, executor=nullcontext(_Here(config.backend)))
+    return run_study(config, executor=nullcontext(_Here(config.trials.backend)))

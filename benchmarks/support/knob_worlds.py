@@ -23,8 +23,9 @@ from tuner.forecast.searched_knobs import searched_knobs
 from tuner.search.knobs.knob_space import KnobSpace
 from tuner.search.posterior import Posterior
 from tuner.search.prior import initial_posterior
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
 from tuner.study_file.knob_keys import KnobKeys, build_knobs
+from tuner.study_file.request import StudyRequest
 
 STUDIES = Path("configs/studies")
 
@@ -70,7 +71,7 @@ class KnobProblem:
         space: Knobs and the priors of their effects.
     """
 
-    config: StudyConfig
+    config: StudyRequest
     candidates: Candidates
     posterior: Posterior
     space: KnobSpace
@@ -84,15 +85,16 @@ class KnobProblem:
 @lru_cache(maxsize=1)
 def knob_problem(study: str, num_knobs: int) -> KnobProblem:
     """Prepare a study of configs/studies with the first of KNOBS."""
-    config = replace(load_study(STUDIES / f"{study}.yaml"), knobs=KNOBS[:num_knobs], known_knobs=())
-    candidates = candidates_of(config)
+    config = load_study(STUDIES / f"{study}.yaml")
+    config = replace(config, problem=replace(config.problem, knobs=KNOBS[:num_knobs], known_knobs=()))
+    candidates = candidates_of(config.problem)
     grid = candidates.space.grid
-    space = searched_knobs(config, candidates)
+    space = searched_knobs(config.problem, candidates)
     assert space is not None, "the study has knobs"
     return KnobProblem(
         config=config,
         candidates=candidates,
-        posterior=initial_posterior([(config.subject.measured_setting, np.arange(len(grid)))], grid),
+        posterior=initial_posterior([(config.problem.subject.measured_setting, np.arange(len(grid)))], grid),
         space=space,
     )
 
@@ -122,9 +124,9 @@ class KnobWorld:
 
 def knob_world(problem: KnobProblem, seed: int, *, works: bool = True) -> KnobWorld:
     """Return the world of a seed; unless `works`, its knobs do nothing."""
-    backend = problem.config.backend
+    backend = problem.config.trials.backend
     assert isinstance(backend, SimulatedBackend), "these studies are simulated"
-    backend = replace(backend, seed=seed, knobs=problem.config.knobs if works else ())
+    backend = replace(backend, seed=seed, knobs=problem.config.problem.knobs if works else ())
     memory, step_time_s = backend.hidden_memory(problem.grid), backend.hidden_step(problem.grid).step_time_s
     log_room = np.log(memory.capacity_bytes / memory.needed_bytes)
     best_layout_s = float(step_time_s[log_room >= 0].min())

@@ -127,5 +127,5 @@ def undisturbed(budget: int, seed: int) -> tuple[tuple[str, str, float | None], 
     with tempfile.TemporaryDirectory(prefix="meshtune-") as folder:
         storage = f"sqlite:///{folder}/study.db"
         config = load_study(PUBLISHED, overrides=which.overrides, storage=storage)
-        run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
+        run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.trials.backend))
         return tuple(outcome(trial) for trial in read_stored(storage).trials)

@@ -51,10 +51,10 @@ def test_a_full_disk_is_told_and_costs_no_recorded_trial(disk, kind, tmp_path):
     config = load_study(replayed(tmp_path), overrides=[f"search.max_trials={BUDGET}"], storage=storage)
 
     with pytest.raises(ConfigError, match=f"make room there, and {NOTHING_IS_LOST}"):
-        run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(Filling(config.backend, disk)))
+        run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(Filling(config.trials.backend, disk)))
     disk.empty()
     before = read_stored(storage)
-    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
+    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.trials.backend))
     study = Disturbed(budget=BUDGET, moments=(before,), stored=read_stored(storage))
 
     assert sum(trial.has_ended for trial in before.trials) == 2

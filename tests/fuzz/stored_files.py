@@ -31,7 +31,8 @@ from tuner.storage.history import keep_run, make_tables, read_past
 from tuner.storage.history.tables import METADATA, RUNS, SAMPLES
 from tuner.storage.opening import find_study, open_store, reading
 from tuner.storage.record import MEANING
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.request import StudyRequest
 from tuner.study_file.storage_address import StorageAddress
 from tuner.watch.hosts import Seat
 from tuner.watch.link_shares import Links, LinkShare, PairRates
@@ -53,11 +54,11 @@ def _journal() -> bytes:
         url = f"journal:///{folder}/study.journal"
         store = open_store(StorageAddress.parse(url))
         make_tables(store)
-        keep_run(store, "other", 0, config.setting, CONFIG, OBSERVED)
+        keep_run(store, "other", 0, config.problem.setting, CONFIG, OBSERVED)
         left = optuna.create_study(study_name="left", storage=store.storage)
         left.set_user_attr(MEANING, json.loads(json.dumps(config.meaning)))
         trial = left.ask()
-        for name, value in CONFIG.values(config.dimensions).items():
+        for name, value in CONFIG.values(config.problem.dimensions).items():
             trial.suggest_categorical(name, [value])
         trial.set_user_attr(OBSERVATION, OBSERVED.as_json())
         left.tell(trial, 2.0)
@@ -88,11 +89,11 @@ def _database() -> bytes:
                         [row[name] for name in names],
                     )
             connection.commit()
-        assert config.setting is not None
+        assert config.problem.setting is not None
         return path.read_bytes()
 
 
-def _study(folder: Path) -> StudyConfig:
+def _study(folder: Path) -> StudyRequest:
     path = folder / "study.yaml"
     path.write_text(study(), encoding="utf-8")
     return load_study(path)
@@ -177,7 +178,7 @@ def _ended(kind: str) -> bytes:
         folder = Path(name)
         (folder / "ended.yaml").write_text(SHORT_STUDY, encoding="utf-8")
         config = load_study(folder / "ended.yaml", storage=f"{kind}:///{folder}/ended")
-        run_study(config, on_progress=lambda _: None, executor=_Brief(config.backend))
+        run_study(config, on_progress=lambda _: None, executor=_Brief(config.trials.backend))
         if kind == "journal":
             return (folder / "ended").read_bytes()
         with closing(sqlite3.connect(folder / "ended")) as source, closing(sqlite3.connect(folder / "copy")) as whole:
@@ -261,7 +262,7 @@ def _watch() -> bytes:
     """The state of a watch whose job runs on one of two hosts."""
     with tempfile.TemporaryDirectory() as folder:
         config, file = _study(Path(folder)), Path(folder, "state.json")
-        hosts = tuple(range(config.setting.cluster.num_hosts))
+        hosts = tuple(range(config.problem.setting.cluster.num_hosts))
         figures = Figures(step_time_s=1.5, state_bytes=1e9, devices_per_host=8, nic_bytes_per_s=5e10)
         setup = Setup(hosts=hosts, config=CONFIG)
         standing = Standing(running=setup, since_s=7.0, at_s=8.0, figures=figures, lost_steps={setup: 2.5})

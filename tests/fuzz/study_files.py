@@ -24,7 +24,8 @@ from tuner.place.operators.graph_file import read_operator_placement
 from tuner.place.placement_file import read_placement
 from tuner.space.enumeration import enumerate_space
 from tuner.storage.history.published import read_published
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.request import StudyRequest
 from tuner.study_file.sequence_keys import SequenceKeys, read_sequences
 
 ROOT = Path(__file__).parents[2]
@@ -140,11 +141,11 @@ shared_expert_ffn_size: 256
 def _read_space(data: bytes, folder: Path) -> None:
     """As far as the candidates, which a study may have millions of."""
     config = _read_study(data, folder)
-    if not config.subject.rows:
-        enumerate_space(config.setting, config.options)
+    if not config.problem.subject.rows:
+        enumerate_space(config.problem.setting, config.problem.options)
 
 
-def _read_study(data: bytes, folder: Path) -> StudyConfig:
+def _read_study(data: bytes, folder: Path) -> StudyRequest:
     return load_study(_written(_beside(folder) / "study.yaml", data))
 
 

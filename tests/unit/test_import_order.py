@@ -73,7 +73,7 @@ ROOMS: dict[str, set[str]] = {
     "tuner.capture": set(),
     "tuner.imports": {"tuner.export", "tuner.capture"},
     "tuner.plans": {"tuner.space", "tuner.export"},
-    "tuner.subject": {"tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.plans"},
+    "tuner.subject": {*("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.plans", "tuner.knobs")},
     "tuner.study_file": {
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.imports", "tuner.plans"),
         *("tuner.knobs", "tuner.subject"),
@@ -96,7 +96,7 @@ ROOMS: dict[str, set[str]] = {
         "tuner.forecast",
         "tuner.answers",
     },
-    "tuner.calibrate": {"tuner.space", "tuner.search", "tuner.study_file", "tuner.storage"},
+    "tuner.calibrate": {"tuner.space", "tuner.search", "tuner.study_file", "tuner.storage", "tuner.subject"},
     "tuner.run": {
         "tuner.forecast",
         "tuner.economics",
@@ -116,6 +116,7 @@ ROOMS: dict[str, set[str]] = {
         "tuner.storage",
         "tuner.answers",
         "tuner.run",
+        "tuner.subject",
     },
     "tuner.terminal": {
         "tuner.forecast",
@@ -123,7 +124,9 @@ ROOMS: dict[str, set[str]] = {
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.study_file", "tuner.storage"),
         *("tuner.answers", "tuner.calibrate", "tuner.run", "tuner.subject"),
     },
-    "tuner.watch": {"tuner.export", "tuner.study_file", "tuner.replan", "tuner.terminal"},
+    "tuner.watch": {
+        *("tuner.export", "tuner.study_file", "tuner.replan", "tuner.terminal", "tuner.forecast", "tuner.subject")
+    },
     "tuner.report": {
         "tuner.forecast",
         "tuner.economics",

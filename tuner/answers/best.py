@@ -10,12 +10,11 @@ from costmodels.job.parallel_config import ParallelConfig
 from trials.backend import Status
 from tuner.answers.gain import Compared, compared_by_prediction, compared_in
 from tuner.answers.reference import reference_among, reference_of
-from tuner.forecast.candidates import candidates_of
+from tuner.forecast.prepared import Prepared
 from tuner.forecast.ranked import predicted_ranking
 from tuner.search.population import P_STAR
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.storage.record import best_record, read_records
-from tuner.study_file.config import StudyConfig
 
 IMPOSSIBLE = (Status.OUT_OF_MEMORY, Status.CRASHED)
 """Statuses of a trial whose configuration is not handed to anybody."""
@@ -49,49 +48,51 @@ class Best:
         return self.extrapolated.in_words if self.extrapolated else self.source_in_words
 
 
-def best_known(config: StudyConfig, study: Study | None) -> Best | None:
+def best_known(prepared: Prepared, study: Study | None) -> Best | None:
     """Return the best known answer of a study; None if no configuration fits, or all that fit have failed.
 
     Args:
-        config: Study.
+        prepared: Study.
         study: Its stored counterpart; None for a study that was never run.
     """
     records = read_records(study) if study is not None else []
     attributes = study.user_attrs if study is not None else {}
     best = best_record(records)
-    reference = reference_of(config, study) if study is not None else None
+    reference = reference_of(prepared.problem, study) if study is not None else None
     if best is not None and best.step_time_s is not None:
         return Best(
-            config=config.config_of(best.params),
+            config=prepared.problem.config_of(best.params),
             step_time_s=best.step_time_s,
-            source=config.backend.origin,
-            source_in_words=config.backend.source_in_words,
-            compared=compared_in(config, reference, records, best, attributes),
+            source=prepared.request.trials.backend.origin,
+            source_in_words=prepared.request.trials.backend.source_in_words,
+            compared=compared_in(prepared.problem, reference, records, best, attributes),
             p_star=float(attributes.get(P_STAR, 0.0)),
         )
     extrapolated = extrapolated_of(attributes)
     if extrapolated is not None:
         return Best(
-            config=config.config_of(extrapolated.config),
+            config=prepared.problem.config_of(extrapolated.config),
             step_time_s=extrapolated.step_time_s,
             source="predicted",
-            compared=compared_in(config, reference, records, None, attributes),
+            compared=compared_in(prepared.problem, reference, records, None, attributes),
             extrapolated=extrapolated,
         )
-    candidates = candidates_of(config)
+    candidates = prepared.candidates
     failed = [
-        config.config_of(record.params) for record in records if record.status in IMPOSSIBLE and not record.is_proxy
+        prepared.problem.config_of(record.params)
+        for record in records
+        if record.status in IMPOSSIBLE and not record.is_proxy
     ]
-    predicted = predicted_ranking(config, candidates)
+    predicted = predicted_ranking(prepared)
     positions = predicted.order.tolist()
     fastest = next((at for at in positions if candidates.space.grid.config(at) not in failed), None)
     if fastest is None:
         return None
     step_time_s = float(predicted.step_time_s[fastest])
-    reference, chosen = reference or reference_among(config, candidates), candidates.space.grid.config(fastest)
+    reference, chosen = reference or reference_among(prepared), candidates.space.grid.config(fastest)
     return Best(
         config=chosen,
         step_time_s=step_time_s,
         source="predicted",
-        compared=compared_by_prediction(config, reference, records, candidates, fastest),
+        compared=compared_by_prediction(prepared.problem, reference, records, candidates, fastest),
     )

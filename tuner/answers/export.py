@@ -7,18 +7,18 @@ from pathlib import Path
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from tuner.answers.best import best_known
 from tuner.export.exporter import Export
+from tuner.forecast.prepared import Prepared
 from tuner.own_step.answer import module_name
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig
 
 
 def export_configuration(
-    config: StudyConfig, stored: StoredStudies, chosen: ParallelConfig, target: str, out: Path | None = None
+    prepared: Prepared, stored: StoredStudies, chosen: ParallelConfig, target: str, out: Path | None = None
 ) -> Export:
     """Return a configuration in the form of a target that suits the study's subject.
 
     Args:
-        config: Study.
+        prepared: Study.
         stored: Studies in its storage.
         chosen: Configuration.
         target: Name of the target.
@@ -26,11 +26,11 @@ def export_configuration(
     """
 
     def known() -> str:
-        best = best_known(config, stored.find(config.name))
+        best = best_known(prepared, stored.find(prepared.request.name))
         if best is not None and best.config == chosen:
             return f"{best.step_time_s:.3g} s per step, {best.known_in_words}"
-        forecast = config.subject.forecast(ConfigGrid.from_configs([chosen], config.options.opened))
+        forecast = prepared.problem.subject.forecast(ConfigGrid.from_configs([chosen], prepared.problem.options.opened))
         return f"{forecast.estimate.step_time_s[0]:.3g} s per step, predicted"
 
-    module = module_name(config.name, out)
-    return config.subject.export(chosen, target, knobs=config.knobs, known=known, module=module)
+    module = module_name(prepared.request.name, out)
+    return prepared.problem.subject.export(chosen, target, knobs=prepared.problem.knobs, known=known, module=module)

@@ -10,7 +10,7 @@ from optuna import Study
 
 from tuner.storage.record import PHASES, TrialRecord, best_record, read_records
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -72,9 +72,9 @@ def phases_in(study: Study) -> dict[str, tuple[int, ...]]:
     }
 
 
-def phases_of(config: StudyConfig, stored: StoredStudies) -> tuple[OnFewerHosts, ...]:
+def phases_of(request: StudyRequest, stored: StoredStudies) -> tuple[OnFewerHosts, ...]:
     """Return the phases of a study on fewer hosts, in the order in which they were first needed."""
-    study = stored.find(config.name)
+    study = stored.find(request.name)
     found = []
     for name, hosts in phases_in(study).items() if study is not None else ():
         phase = stored.find(name)
@@ -83,7 +83,7 @@ def phases_of(config: StudyConfig, stored: StoredStudies) -> tuple[OnFewerHosts,
                 OnFewerHosts(
                     study_name=name,
                     hosts=hosts,
-                    num_hosts=config.cluster.num_hosts,
+                    num_hosts=request.problem.cluster.num_hosts,
                     records=read_records(phase),
                     attributes=phase.user_attrs,
                 )

@@ -19,7 +19,7 @@ from tuner.forecast.candidates import Candidates, predict_candidate
 from tuner.search.gain import COVERED, GAIN_DRAWS, KnownGain, gain_in, gain_quantiles
 from tuner.search.observations import EXPLORING, observations_of
 from tuner.storage.record import TrialRecord
-from tuner.study_file.config import StudyConfig
+from tuner.subject.problem import Problem
 
 GIB = 2.0**30
 
@@ -122,7 +122,7 @@ class Compared:
 
 
 def compared_of(
-    config: StudyConfig,
+    problem: Problem,
     reference: Reference | None,
     records: Sequence[TrialRecord],
     best: TrialRecord | None,
@@ -131,7 +131,7 @@ def compared_of(
     """Return the comparison of the best trial with the reference; None without a reference.
 
     Args:
-        config: Study.
+        problem: Study.
         reference: Reference of the study.
         records: Trials of the study.
         best: Best of them; None before any has completed.
@@ -139,7 +139,7 @@ def compared_of(
     """
     if reference is None:
         return None
-    known, reason = _known_of(config, reference, records)
+    known, reason = _known_of(problem, reference, records)
     step_time_s = reference.step_time_s(records)
     best_s = best.step_time_s if best is not None else None
     if known not in RUNNING or best is None or not best_s:
@@ -157,18 +157,18 @@ def compared_of(
 
 
 def compared_in(
-    config: StudyConfig,
+    problem: Problem,
     reference: Reference | None,
     records: Sequence[TrialRecord],
     best: TrialRecord | None,
     attributes: Mapping[str, Any],
 ) -> Compared | None:
     """Return the comparison of the best trial of a stored study with these attributes; see `compared_of`."""
-    return compared_of(config, reference, records, best, gain_in(attributes))
+    return compared_of(problem, reference, records, best, gain_in(attributes))
 
 
 def compared_by_prediction(
-    config: StudyConfig, reference: Reference | None, records: Sequence[TrialRecord], candidates: Candidates, best: int
+    problem: Problem, reference: Reference | None, records: Sequence[TrialRecord], candidates: Candidates, best: int
 ) -> Compared | None:
     """Return the comparison of the candidate at a position, which is predicted to be fastest; None without a reference.
 
@@ -176,19 +176,19 @@ def compared_by_prediction(
     """
     if reference is None:
         return None
-    known, reason = _known_of(config, reference, records)
+    known, reason = _known_of(problem, reference, records)
     if known not in RUNNING:
         return Compared(reference=reference, known=known, reason=reason)
     grid = candidates.space.grid
     own = grid.positions().get(tuple(reference.config.values(grid.dimensions).values()))
     if own is None:  # the study's space has changed since it kept its baseline
         step_times_s = [
-            predict_candidate(config, each)["step_time_s"] for each in (reference.config, grid.config(best))
+            predict_candidate(problem, each)["step_time_s"] for each in (reference.config, grid.config(best))
         ]
         return Compared(reference=reference, known=known, gain=step_times_s[0] / step_times_s[1])
     none = observations_of([], lambda _: None)
     at, rng = np.array([own, best], dtype=np.int64), np.random.default_rng(0)
-    drawn = config.subject.prior(grid, None).draw_steps_at(none, at, GAIN_DRAWS, rng)
+    drawn = problem.subject.prior(grid, None).draw_steps_at(none, at, GAIN_DRAWS, rng)
     low, gain, high = gain_quantiles(drawn[:, 0] - drawn[:, 1])
     return Compared(reference=reference, known=known, gain=gain, interval=(low, high))
 
@@ -205,7 +205,7 @@ def gains(compared: Compared | None) -> dict[str, Any]:
     return found
 
 
-def _known_of(config: StudyConfig, reference: Reference, records: Sequence[TrialRecord]) -> tuple[Known, str]:
+def _known_of(problem: Problem, reference: Reference, records: Sequence[TrialRecord]) -> tuple[Known, str]:
     """Return what is known of a reference, and in words why nothing can be compared with it."""
     own = [record for record in records if record.params == reference.values and not record.is_proxy]
     if any(record.step_time_s is not None for record in own):
@@ -217,7 +217,7 @@ def _known_of(config: StudyConfig, reference: Reference, records: Sequence[Trial
     failed = next((record for record in ended if record.status in _FAILED), None)
     if failed is not None and failed.status is not None:
         return Known.FAILED, f"does not run (it {_FAILED[failed.status]} in trial {failed.number})"
-    predicted = predict_candidate(config, reference.config)
+    predicted = predict_candidate(problem, reference.config)
     needed, capacity = predicted["peak_memory_bytes"], predicted["memory_capacity_bytes"]
     if needed > capacity:
         return Known.MISFIT, f"is predicted not to fit in memory ({needed / GIB:.1f} GiB of {capacity / GIB:.1f} GiB)"

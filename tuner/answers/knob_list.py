@@ -8,19 +8,19 @@ from hardware.io.errors import ConfigError
 from trials.knobs.knob import Knob
 from tuner.knobs.known_knob import KnownKnob
 from tuner.knobs.recommended import Verdict
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 from tuner.subject.ability import Ability
 
 
-def knob_rows(config: StudyConfig) -> list[dict[str, Any]]:
+def knob_rows(request: StudyRequest) -> list[dict[str, Any]]:
     """Return the knobs that a study searches, and then the other known knobs of its framework, as JSON."""
-    verdicts = _verdicts(config)
-    known = {one.name: one for one in config.known_knobs}
+    verdicts = _verdicts(request)
+    known = {one.name: one for one in request.problem.known_knobs}
     rows = [
         _searched(knob) | (_known(known[knob.name], verdicts.get(knob.name)) if knob.name in known else {})
-        for knob in config.knobs
+        for knob in request.problem.knobs
     ]
-    searched = {knob.name for knob in config.knobs}
+    searched = {knob.name for knob in request.problem.knobs}
     rows += [
         _unsearched(verdict.known) | _known(verdict.known, verdict)
         for name, verdict in verdicts.items()
@@ -29,14 +29,14 @@ def knob_rows(config: StudyConfig) -> list[dict[str, Any]]:
     return rows
 
 
-def _verdicts(config: StudyConfig) -> dict[str, Verdict]:
+def _verdicts(request: StudyRequest) -> dict[str, Verdict]:
     """Return the verdicts on the known knobs of the study's framework, by name; none if the catalog has none of it."""
-    if config.knob_catalog is None or not config.subject.has(Ability.KNOBS):
+    if request.knob_catalog is None or not request.problem.subject.has(Ability.KNOBS):
         return {}
     try:
-        return {verdict.known.name: verdict for verdict in config.knob_catalog.verdicts}
+        return {verdict.known.name: verdict for verdict in request.knob_catalog.verdicts}
     except ConfigError:
-        if config.known_knobs:
+        if request.problem.known_knobs:
             raise
         return {}
 

@@ -5,37 +5,34 @@ from __future__ import annotations
 import numpy as np
 from optuna import Study
 
-from tuner.forecast.candidates import Candidates
+from tuner.forecast.prepared import Prepared
 from tuner.forecast.ranked import Ranked, by_objective
 from tuner.search.observations import observations_on
 from tuner.search.prior import OnProgress
 from tuner.storage.history import past_of
-from tuner.study_file.config import StudyConfig
 
 
-def learned_ranking(
-    config: StudyConfig, study: Study, candidates: Candidates, *, on_progress: OnProgress
-) -> Ranked | None:
+def learned_ranking(prepared: Prepared, study: Study, *, on_progress: OnProgress) -> Ranked | None:
     """Return the ranking by the posterior means after a study's trials; None if none has told anything.
 
     Args:
-        config: Study.
+        prepared: Study.
         study: Its stored counterpart.
-        candidates: Its candidates, with their predictions.
         on_progress: Function that is told what takes seconds.
 
     Raises:
         ConfigError: The storage or the history cannot be read.
     """
+    candidates = prepared.candidates
     grid, memory = candidates.space.grid, candidates.space.memory
     observations = observations_on(grid, study.get_trials(deepcopy=False))
     if not observations.num_ended:
         return None
     everywhere = np.arange(len(grid))
-    posterior = config.subject.prior(grid, past_of(config), on_progress=on_progress)
+    posterior = prepared.problem.subject.prior(grid, past_of(prepared.request), on_progress=on_progress)
     expected = posterior.expected(observations, everywhere)
     ran = np.isin(everywhere, sorted(observations.explored))
-    room = np.log((1 - config.options.memory_headroom) * memory.capacity_bytes)
+    room = np.log((1 - prepared.problem.options.memory_headroom) * memory.capacity_bytes)
     fits = ((expected.log_needed <= room) | ran) & ~expected.is_broken
     step_time_s, is_measured = np.exp(expected.log_step_s), np.zeros(len(grid), dtype=np.bool_)
     completed = observations.measured[observations.num_completed > 0]
@@ -53,4 +50,4 @@ def learned_ranking(
         is_simulated=np.zeros(len(grid), dtype=np.bool_),
         num_trials=observations.num_ended,
     )
-    return by_objective(config, candidates, ranked)
+    return by_objective(prepared, ranked)

@@ -9,15 +9,15 @@ import numpy as np
 
 from tuner.forecast.pareto import pareto_front
 from tuner.storage.record import TrialRecord, fastest
-from tuner.study_file.config import StudyConfig
+from tuner.subject.problem import Problem
 
 
-def measured_front(config: StudyConfig, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+def measured_front(problem: Problem, records: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Return the first completed trial of each candidate that no other beats in both values, the fastest first.
 
     Empty for a study that minimizes one value.
     """
-    if len(config.objective) == 1:
+    if len(problem.objective) == 1:
         return []
     completed = fastest(records, len(records))
     if not completed:
@@ -26,9 +26,9 @@ def measured_front(config: StudyConfig, records: Sequence[TrialRecord]) -> list[
     return [record for record, on_front in zip(completed, is_on, strict=True) if on_front]
 
 
-def front_json(config: StudyConfig, front: Sequence[TrialRecord]) -> list[dict[str, Any]]:
+def front_json(problem: Problem, front: Sequence[TrialRecord]) -> list[dict[str, Any]]:
     """Return the trials of a front as objects: number, configuration, and both values by their names."""
     return [
-        {"trial": record.number, "config": record.params, **dict(zip(config.objective, record.values, strict=True))}
+        {"trial": record.number, "config": record.params, **dict(zip(problem.objective, record.values, strict=True))}
         for record in front
     ]

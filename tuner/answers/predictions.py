@@ -8,15 +8,17 @@ from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig, Value, parse_config
 from hardware.io.errors import ConfigError
-from tuner.forecast.candidates import Candidates, candidates_of, predict_with_errors
-from tuner.forecast.planned_candidates import predicted_plans
+from tuner.forecast.candidates import predict_with_errors
+from tuner.forecast.planned_candidates import prepare
+from tuner.forecast.prepared import Prepared
 from tuner.forecast.ranked import OnProgress, Ranked, ignore_progress, predicted_ranking, row_of
 from tuner.space.enumeration import launchable
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.request import StudyRequest
 
 
-def predict(study: StudyConfig | Path | str, config: ParallelConfig | Mapping[str, Value] | str) -> dict[str, Any]:
+def predict(study: StudyRequest | Path | str, config: ParallelConfig | Mapping[str, Value] | str) -> dict[str, Any]:
     """Return the predicted step time and memory of one configuration, as `meshtune predict --json` prints them.
 
     Args:
@@ -29,23 +31,23 @@ def predict(study: StudyConfig | Path | str, config: ParallelConfig | Mapping[st
     """
     loaded = _load(study)
     if isinstance(config, str):
-        chosen = parse_config(config, loaded.subject.defaults, option="config")
+        chosen = parse_config(config, loaded.problem.subject.defaults, option="config")
     elif isinstance(config, ParallelConfig):
         chosen = config
     else:
-        chosen = ParallelConfig(**(loaded.subject.defaults | dict(config)))  # type: ignore[arg-type] # checked there
-    if not launchable(loaded.setting, chosen):
+        chosen = ParallelConfig(**(loaded.problem.subject.defaults | dict(config)))  # type: ignore[arg-type] # checked there
+    if not launchable(loaded.problem.setting, chosen):
         raise ConfigError(
-            f"cannot be launched on the {loaded.cluster.num_devices} devices of the study",
+            f"cannot be launched on the {loaded.problem.cluster.num_devices} devices of the study",
             file=loaded.file,
             key="config",
             value=str(chosen),
             nearest="rank() lists configurations that can",
         )
-    return predict_with_errors(predicted_plans(loaded, StoredStudies(loaded.storage), chosen), chosen)
+    return predict_with_errors(prepare(loaded, StoredStudies(loaded.storage), chosen).problem, chosen)
 
 
-def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[str, Any]]:
+def rank(study: StudyRequest | Path | str, *, top: int | None = 10) -> list[dict[str, Any]]:
     """Return the candidates of a study in the order of their step times, the fastest first.
 
     Step times are predicted, or those that the study's trials taught once some have ended.
@@ -63,35 +65,31 @@ def rank(study: StudyConfig | Path | str, *, top: int | None = 10) -> list[dict[
     """
     loaded = _load(study)
     stored = StoredStudies(loaded.storage)
-    planned = predicted_plans(loaded, stored)
-    candidates = candidates_of(planned)
-    ranked = rank_candidates(planned, stored, candidates)
-    return [row_of(planned, candidates, ranked, place) for place in range(len(ranked.order))[:top]]
+    prepared = prepare(loaded, stored)
+    ranked = rank_candidates(prepared, stored)
+    return [row_of(prepared, ranked, place) for place in range(len(ranked.order))[:top]]
 
 
-def rank_candidates(
-    config: StudyConfig, stored: StoredStudies, candidates: Candidates, *, on_progress: OnProgress = ignore_progress
-) -> Ranked:
+def rank_candidates(prepared: Prepared, stored: StoredStudies, *, on_progress: OnProgress = ignore_progress) -> Ranked:
     """Rank the candidates of a study, by what its trials taught if its storage holds any that have ended.
 
     Args:
-        config: Study.
+        prepared: Study.
         stored: Studies in its storage.
-        candidates: Its candidates, with their predictions.
         on_progress: Function that is told what takes seconds.
 
     Raises:
         ConfigError: The storage or the history cannot be read.
     """
-    study = stored.look(config.name)
+    study = stored.look(prepared.request.name)
     if study is not None:
         from tuner.answers.learned_ranking import learned_ranking  # noqa: PLC0415 # it loads Optuna
 
-        learned = learned_ranking(config, study, candidates, on_progress=on_progress)
+        learned = learned_ranking(prepared, study, on_progress=on_progress)
         if learned is not None:
             return learned
-    return predicted_ranking(config, candidates, on_progress=on_progress)
+    return predicted_ranking(prepared, on_progress=on_progress)
 
 
-def _load(study: StudyConfig | Path | str) -> StudyConfig:
-    return study if isinstance(study, StudyConfig) else load_study(study)
+def _load(study: StudyRequest | Path | str) -> StudyRequest:
+    return study if isinstance(study, StudyRequest) else load_study(study)

@@ -14,9 +14,9 @@ from optuna import Study
 
 from costmodels.job.parallel_config import ParallelConfig, Value
 from tuner.forecast.baseline import baseline_position
-from tuner.forecast.candidates import Candidates
+from tuner.forecast.prepared import Prepared
 from tuner.storage.record import BASELINE, TrialRecord, step_time_of
-from tuner.study_file.config import StudyConfig
+from tuner.subject.problem import Problem
 
 Role = Literal["current", "baseline"]
 
@@ -45,28 +45,31 @@ class Reference:
         return step_time_of(records, self.values)
 
 
-def reference_among(config: StudyConfig, candidates: Candidates) -> Reference | None:
+def reference_among(prepared: Prepared) -> Reference | None:
     """Return the reference of a new study; None without a current configuration if no baseline is wanted or fits."""
-    if config.current is not None:
-        return _make_reference(config, "current", config.current)
-    if not config.search.baseline or not len(candidates.space.grid):
+    problem = prepared.problem
+    if problem.current is not None:
+        return _make_reference(problem, "current", problem.current)
+    if not prepared.request.search.baseline:
         return None
-    space = candidates.space
+    space = prepared.candidates.space
+    if not len(space.grid):
+        return None
     position = baseline_position(
         space.grid,
-        space.memory.fits(config.options.memory_headroom),
-        devices_per_host=config.cluster.devices_per_host,
-        defaults=config.subject.defaults,
+        space.memory.fits(problem.options.memory_headroom),
+        devices_per_host=problem.cluster.devices_per_host,
+        defaults=problem.subject.defaults,
     )
-    return None if position is None else _make_reference(config, "baseline", space.grid.config(position))
+    return None if position is None else _make_reference(problem, "baseline", space.grid.config(position))
 
 
-def reference_of(config: StudyConfig, study: Study) -> Reference | None:
+def reference_of(problem: Problem, study: Study) -> Reference | None:
     """Return the reference of a stored study."""
-    if config.current is not None:
-        return _make_reference(config, "current", config.current)
+    if problem.current is not None:
+        return _make_reference(problem, "current", problem.current)
     stored = study.user_attrs.get(BASELINE)
-    return None if stored is None else _make_reference(config, "baseline", config.config_of(stored))
+    return None if stored is None else _make_reference(problem, "baseline", problem.config_of(stored))
 
 
 def keep_baseline(study: Study, reference: Reference | None) -> None:
@@ -77,6 +80,6 @@ def keep_baseline(study: Study, reference: Reference | None) -> None:
         study.set_user_attr(BASELINE, dict(reference.values))
 
 
-def _make_reference(config: StudyConfig, role: Role, chosen: ParallelConfig) -> Reference:
-    complete = config.with_knobs(chosen)
-    return Reference(role=role, config=complete, values=complete.values(config.dimensions))
+def _make_reference(problem: Problem, role: Role, chosen: ParallelConfig) -> Reference:
+    complete = problem.with_knobs(chosen)
+    return Reference(role=role, config=complete, values=complete.values(problem.dimensions))

@@ -25,7 +25,8 @@ from tuner.storage.history.isolated import keep_isolated, read_isolated
 from tuner.storage.history.tables import METADATA, make_tables
 from tuner.storage.opening import open_store, storage_errors
 from tuner.storage.store import AbstractStore
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 MOST_CPU_RANKS = 8
 """Largest number of processes of one group on a CPU."""
@@ -35,7 +36,7 @@ DEFAULT_SECONDS: dict[DeviceType, float] = {"cpu": 120.0, "cuda": 300.0}
 
 
 def calibrate_device(
-    config: StudyConfig, *, seconds: float | None, force: bool, on_progress: OnProgress
+    request: StudyRequest, *, seconds: float | None, force: bool, on_progress: OnProgress
 ) -> DeviceCalibration | None:
     """Measure the calls that the study's candidates need most and its storage lacks.
 
@@ -43,7 +44,7 @@ def calibrate_device(
     result has all known times of the plan; it is None if the study has no candidate.
 
     Args:
-        config: Study whose candidates are measured.
+        request: Study whose candidates are measured.
         seconds: Approximate time budget [s]; None takes the device's default.
         force: Whether known times are measured again.
         on_progress: Function called after every measured call.
@@ -52,21 +53,21 @@ def calibrate_device(
         ConfigError: The study's device is not in this machine, torch is missing, or the storage cannot be used.
     """
     start_s = time.monotonic()
-    setting = config.setting
-    device, device_type = _device_of(config)
-    _check_torch(config)
-    space = config.space()
+    setting = request.problem.setting
+    device, device_type = _device_of(request)
+    _check_torch(request.file)
+    space = request.problem.space()
     if not len(space.grid):
         return None
     limit_s = DEFAULT_SECONDS[device_type] if seconds is None else seconds
     with ExitStack() as stack:
         # Starting ranks takes seconds and is not needed if all calls are known already: start them at first use.
-        benchmarks = cache(partial(_start_benchmarks, config, device_type, stack))
-        most_ranks, notes = _count_ranks(config, device, benchmarks)
+        benchmarks = cache(partial(_start_benchmarks, request, device_type, stack))
+        most_ranks, notes = _count_ranks(request, device, benchmarks)
         calls = calls_of(setting, space.grid, space.memory, most_ranks=most_ranks)
         plan = calibration_plan(calls.wanted, limit_s)
-        stack.enter_context(storage_errors(config.storage))
-        store = open_store(config.storage)
+        stack.enter_context(storage_errors(request.storage))
+        store = open_store(request.storage)
         stack.callback(store.close)
         make_tables(store)
         known = _read_known(store, device)
@@ -85,7 +86,7 @@ def calibrate_device(
     return DeviceCalibration(
         cluster=setting.cluster,
         precision=setting.job.precision,
-        storage=str(config.storage),
+        storage=str(request.storage),
         planned=len(plan),
         measured=len(run.measured),
         known=len(plan) - len(left),
@@ -146,13 +147,13 @@ def _read_known(store: AbstractStore, device: Device) -> dict[IsolatedCall, Isol
         return {sample.call: sample for sample in read_isolated(connection) if sample.device == device.name}
 
 
-def _device_of(config: StudyConfig) -> tuple[Device, DeviceType]:
+def _device_of(request: StudyRequest) -> tuple[Device, DeviceType]:
     """Return the only device of the study, and its type for torch."""
-    setting = config.setting
+    setting = request.problem.setting
     if len(setting.cluster.devices) > 1:
         raise ConfigError(
             "has several kinds of devices, and --device measures only one",
-            file=config.file,
+            file=request.file,
             key="cluster",
             value=setting.cluster.device_names,
             nearest="calibrate a study on hosts of one kind",
@@ -160,7 +161,7 @@ def _device_of(config: StudyConfig) -> tuple[Device, DeviceType]:
     if setting.job.precision in NARROW_BYTES:
         raise ConfigError(
             "uses matrix products that --device cannot run yet",
-            file=config.file,
+            file=request.file,
             key="job.precision",
             value=setting.job.precision,
             nearest="--set job.precision=bf16 measures everything else",
@@ -169,37 +170,34 @@ def _device_of(config: StudyConfig) -> tuple[Device, DeviceType]:
     return device, "cpu" if device.is_processor else "cuda"
 
 
-def _check_torch(config: StudyConfig) -> None:
+def _check_torch(file: str) -> None:
     """Check that torch is installed."""
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
-            "needs torch, which is not installed",
-            file=config.file,
-            key="--device",
-            nearest="pip install 'meshtune[torch]'",
+            "needs torch, which is not installed", file=file, key="--device", nearest="pip install 'meshtune[torch]'"
         )
 
 
-def _start_benchmarks(config: StudyConfig, device_type: DeviceType, stack: ExitStack) -> DeviceBenchmarks:
+def _start_benchmarks(file: str, device_type: DeviceType, stack: ExitStack) -> DeviceBenchmarks:
     """Start ranks that measure; they stop when the stack is left."""
     try:
         processes = stack.enter_context(RankProcesses(TORCH_RANKS))
     except RanksLostError as error:
-        raise ConfigError(f"cannot start a process with torch: {error}", file=config.file, key="--device") from None
+        raise ConfigError(f"cannot start a process with torch: {error}", file=file, key="--device") from None
     return DeviceBenchmarks(processes=processes, device=device_type)
 
 
 def _count_ranks(
-    config: StudyConfig, device: Device, benchmarks: Callable[[], DeviceBenchmarks]
+    request: StudyRequest, device: Device, benchmarks: Callable[[], DeviceBenchmarks]
 ) -> tuple[int, tuple[str, ...]]:
     """Return the size of the largest group that can be formed here, and notes for the user."""
     if device.is_processor:
-        return MOST_CPU_RANKS, _note_shared_cores(config)
+        return MOST_CPU_RANKS, _note_shared_cores(request.problem)
     found = benchmarks().accelerators()
     if not found.count:
         raise ConfigError(
             "is not in this machine: torch finds no GPU",
-            file=config.file,
+            file=request.file,
             key="cluster",
             value=device.name,
             nearest=f"run it on a host with {device.name}, or calibrate a study on cpu-host",
@@ -209,9 +207,9 @@ def _count_ranks(
     return found.count, (f"torch calls this machine's GPU {found.name}; it is treated as the study's {device.name}",)
 
 
-def _note_shared_cores(config: StudyConfig) -> tuple[str, ...]:
+def _note_shared_cores(problem: Problem) -> tuple[str, ...]:
     cores = os.cpu_count() or 1
-    ranks = min(config.cluster.devices_per_host, MOST_CPU_RANKS)
+    ranks = min(problem.cluster.devices_per_host, MOST_CPU_RANKS)
     if ranks <= cores:
         return ()
     return (f"collectives of more than {cores} ranks share this machine's {cores} cores and are therefore slower",)

@@ -106,7 +106,7 @@ def _measure(
     limit_s = None if seconds is None else number("--seconds", seconds, above_zero=True)
     if out is not None and out.suffix != ".html":
         raise ConfigError("must end in .html: with --device it is an HTML page", key="--out", value=str(out))
-    config = load(study, overrides, storage)
+    request = load(study, overrides, storage)
 
     # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
     from tuner.calibrate.device import calibrate_device
@@ -115,8 +115,8 @@ def _measure(
 
     if out is not None:
         check_place(out)
-    with CalibrationLine(config.cluster.device_names) as line:
-        done = calibrate_device(config, seconds=limit_s, force=force, on_progress=line.show)
+    with CalibrationLine(request.problem.cluster.device_names) as line:
+        done = calibrate_device(request, seconds=limit_s, force=force, on_progress=line.show)
     if done is None:
         typer.echo(NOTHING_WORKS, err=True)
         raise typer.Exit(FOUND_NOTHING)

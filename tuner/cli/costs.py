@@ -13,11 +13,13 @@ import typer
 
 from hardware.io.errors import ConfigError
 from tuner.cli.options import FOUND_NOTHING, check_out, load, number
+from tuner.study_file.request import Economics
+from tuner.subject.problem import Problem
 from tuner.terminal.console import hosts_in_words, in_words, print_json, print_table, say
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.economics.costs import CostComparison, Offer
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
 
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
@@ -37,13 +39,13 @@ def parse_tokens(text: str) -> float:
     return count
 
 
-def tokens_of(config: StudyConfig, text: str | None) -> float:
+def tokens_of(economics: Economics, text: str | None) -> float:
     """Return the number of tokens of a training: that of `--tokens`, or else of the study.
 
     Raises:
         ConfigError: There is none, or the option holds no number.
     """
-    count = config.limits.tokens if text is None else parse_tokens(text)
+    count = economics.limits.tokens if text is None else parse_tokens(text)
     if count is None:
         rule = "is needed to tell what a whole training takes"
         raise ConfigError(rule, key="--tokens", nearest="for example --tokens 1e12, or limits.tokens in the study")
@@ -60,17 +62,19 @@ def parse_share(option: str, text: str) -> float:
     return share
 
 
-def load_with_prices(study: Path, overrides: list[str], storage: str | None, prices: Path | None) -> StudyConfig:
+def load_with_prices(study: Path, overrides: list[str], storage: str | None, prices: Path | None) -> StudyRequest:
     """Load a study file, with the prices of a file that `--prices` names in place of its own."""
     if prices is None:
         return load(study, overrides, storage)
     named = [f"cost.prices={json.dumps(str(prices.absolute()))}", "cost.price_per_device_hour=null"]
-    config = load(study, [*overrides, *named], storage)
-    return replace(config, prices=config.prices and replace(config.prices, file=str(prices)))
+    request = load(study, [*overrides, *named], storage)
+    economics = request.economics
+    named_prices = economics.prices and replace(economics.prices, file=str(prices))
+    return replace(request, economics=replace(economics, prices=named_prices))
 
 
 def rank_costs(
-    config: StudyConfig,
+    request: StudyRequest,
     *,
     clusters: str | None,
     hosts: str | None,
@@ -92,15 +96,15 @@ def rank_costs(
 
     if out is not None:
         check_out(out)
-    stated = config.limits
-    count = tokens_of(config, tokens)
+    stated = request.economics.limits
+    count = tokens_of(request.economics, tokens)
     limits = Limits(
         tokens=count,
         max_days=stated.max_days if max_days is None else number("--max-days", max_days, above_zero=True),
         max_cost=stated.max_cost if max_cost is None else number("--max-cost", max_cost, above_zero=True),
         free_memory=stated.free_memory,
     )
-    if limits.max_cost is not None and config.prices is None:
+    if limits.max_cost is not None and request.economics.prices is None:
         raise ConfigError(
             "needs prices",
             key="--max-cost" if max_cost is not None else "limits.max_cost",
@@ -108,27 +112,27 @@ def rank_costs(
             nearest="give --prices FILE, or cost.price_per_device_hour in the study",
         )
     found_clusters = () if clusters is None else parse_clusters(clusters)
-    sizes = parse_sizes(config, hosts or str(config.cluster.num_hosts), found_clusters)
+    sizes = parse_sizes(request, hosts or str(request.problem.cluster.num_hosts), found_clusters)
     with SizesLine() as line:
         found = compare_costs(
-            config, count, sizes, found_clusters, prices=config.prices, limits=limits, on_size=line.show
+            request, count, sizes, found_clusters, prices=request.economics.prices, limits=limits, on_size=line.show
         )
     if out is not None:
         from tuner.report.costs_page import write_costs_page
 
-        write_costs_page(config, found, out)
+        write_costs_page(request, found, out)
     if as_json:
-        print_json(_as_json(config, found) | ({"written": str(out)} if out is not None else {}))
+        print_json(_as_json(request.problem, found) | ({"written": str(out)} if out is not None else {}))
     else:
-        _print(config, found)
+        _print(request.problem, found)
         if out is not None:
             typer.echo(f"wrote {out}", err=True)
     if not found.within:
         raise typer.Exit(FOUND_NOTHING)
 
 
-def _as_json(config: StudyConfig, found: CostComparison) -> dict[str, Any]:
-    dimensions = _dimensions(config, found)
+def _as_json(problem: Problem, found: CostComparison) -> dict[str, Any]:
+    dimensions = _dimensions(problem, found)
 
     def place(offer: Offer | None) -> int | None:
         return None if offer is None else found.offers.index(offer)
@@ -148,23 +152,23 @@ def _as_json(config: StudyConfig, found: CostComparison) -> dict[str, Any]:
     }
 
 
-def _dimensions(config: StudyConfig, found: CostComparison) -> tuple[str, ...]:
+def _dimensions(problem: Problem, found: CostComparison) -> tuple[str, ...]:
     """Return the dimensions that tell the configurations apart, the plan if one has another than that by hand."""
     from costmodels.job.parallel_config import HAND
 
     has_plans = any(offer.size.config is not None and offer.size.config.plan != HAND for offer in found.offers)
-    return (*config.dimensions, "plan") if has_plans and "plan" not in config.dimensions else config.dimensions
+    return (*problem.dimensions, "plan") if has_plans and "plan" not in problem.dimensions else problem.dimensions
 
 
-def _print(config: StudyConfig, found: CostComparison) -> None:
+def _print(problem: Problem, found: CostComparison) -> None:
     from tuner.economics.cost_words import broken_in_words, limits_in_words, offer_in_words, prices_in_words
 
-    per_step = config.setting.job.tokens_per_step
+    per_step = problem.setting.job.tokens_per_step
     say(f"{found.tokens:.4g} tokens are {found.steps:,} steps of {per_step:,} tokens; {prices_in_words(found)}.")
     header = ["", "cluster", "hosts", "devices", "step [s]", "days", "95%"]
     header += ["cost", "95%"] if found.has_cost else []
     header += ["MWh", "fits", "front", "configuration"]
-    dimensions = _dimensions(config, found)
+    dimensions = _dimensions(problem, found)
     print_table(
         header, [_row(offer, found, dimensions) for offer in found.offers if offer.fits], left=(1, len(header) - 1)
     )

@@ -35,12 +35,12 @@ def dashboard(
     wanted = None if port is None else whole_number("--port", port, 0)
     if wanted is not None and wanted > MAX_PORT:
         raise ConfigError(f"must be at most {MAX_PORT}", key="--port", value=wanted)
-    config = load(study, overrides, storage)
+    request = load(study, overrides, storage)
 
     from tuner.dashboard import Place, dashboard_server
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    opened = dashboard_server(config, Place(host=host, port=wanted))
+    opened = dashboard_server(request, Place(host=host, port=wanted))
     if opened.is_open:
         warn(["the dashboard has no login: anybody who can reach this address can read the study and edit its notes"])
     if as_json:
@@ -48,8 +48,8 @@ def dashboard(
             {
                 "url": opened.url,
                 "study_url": opened.study_url,
-                "study_name": config.name,
-                "storage": str(config.storage),
+                "study_name": request.name,
+                "storage": str(request.storage),
             }
         )
     else:

@@ -11,11 +11,13 @@ from typer import Option
 from tuner.cli.costs import load_with_prices, tokens_of
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, with_plans
 from tuner.storage.stored_studies import StoredStudies
+from tuner.study_file.request import Economics
+from tuner.subject.problem import Problem
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, say
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.economics.training import Training, TrainingEstimate
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
 
 
 def estimate(
@@ -42,12 +44,12 @@ def estimate(
     from tuner.forecast.sizes import parse_sizes
 
     config = load_with_prices(study, list(overrides or []), storage, prices)
-    count = tokens_of(config, tokens)
+    count = tokens_of(config.economics, tokens)
     stored = StoredStudies(config.storage)
     sizes = () if hosts is None else parse_sizes(config, hosts)
     found = estimate_training(with_plans(config, stored), stored.find(config.name), count, sizes)
     if as_json:
-        print_json(_as_json(config, found))
+        print_json(_as_json(config.problem, found))
     elif found is not None:
         _print(found, config)
     if found is None:
@@ -56,15 +58,15 @@ def estimate(
         raise typer.Exit(FOUND_NOTHING)
 
 
-def _as_json(config: StudyConfig, found: TrainingEstimate | None) -> dict[str, object]:
+def _as_json(problem: Problem, found: TrainingEstimate | None) -> dict[str, object]:
     from tuner.answers.gain import gains
 
     if found is None:
         return {"tokens": None, "trainings": [], "sizes": []}
     return {
         "tokens": found.tokens,
-        "trainings": [training.as_json(config.dimensions) for training in found.trainings],
-        "sizes": [training.as_json(config.dimensions) for training in found.sizes],
+        "trainings": [training.as_json(problem.dimensions) for training in found.trainings],
+        "sizes": [training.as_json(problem.dimensions) for training in found.sizes],
         "sizes_without": [{"hosts": hosts, "reason": reason} for hosts, reason in found.reasons],
         "correction": found.correction,
         "saved_device_hours": found.saved_device_hours,
@@ -74,17 +76,17 @@ def _as_json(config: StudyConfig, found: TrainingEstimate | None) -> dict[str, o
     }
 
 
-def _print(found: TrainingEstimate, config: StudyConfig) -> None:
+def _print(found: TrainingEstimate, request: StudyRequest) -> None:
     from hardware.time_units import HOUR_S
     from tuner.economics.device_time import duration, hours
     from tuner.search.gain import COVERED
 
     steps = found.trainings[0].steps
-    per_step = config.setting.job.tokens_per_step
+    per_step = request.problem.setting.job.tokens_per_step
     typer.echo(f"{found.tokens:.4g} tokens are {steps:,} steps of {per_step:,} tokens.")
-    print_table(["", *_columns(config)], [_row(training, config) for training in found.trainings])
+    print_table(["", *_columns(request.economics)], [_row(training, request.economics) for training in found.trainings])
     for training in found.trainings:
-        typer.echo(f"{training.label}: {in_words(training.config.values(config.dimensions))}")
+        typer.echo(f"{training.label}: {in_words(training.config.values(request.problem.dimensions))}")
         if training.range_s is not None:
             low, high = (duration(training.steps * step_s) for step_s in training.range_s)
             typer.echo(f"  {low} to {high} with probability 95%")
@@ -105,19 +107,21 @@ def _print(found: TrainingEstimate, config: StudyConfig) -> None:
         corrected = f" times {found.correction:.3g}, as the best was measured" if found.correction != 1.0 else ""
         typer.echo(f"\nBest prediction on other numbers of hosts{corrected}:")
         if found.sizes:
-            print_table(["hosts", *_columns(config)], [_row(size, config) for size in found.sizes])
+            print_table(
+                ["hosts", *_columns(request.economics)], [_row(size, request.economics) for size in found.sizes]
+            )
         for count, reason in found.reasons:
             typer.echo(f"{count} hosts: {reason}")
 
 
-def _columns(config: StudyConfig) -> list[str]:
+def _columns(economics: Economics) -> list[str]:
     """Return the heads of a table of trainings behind their labels."""
-    cost = [] if config.prices is None else [f"cost [{config.prices.currency}]"]
-    limits = ["breaks"] if config.limits.are_set else []
+    cost = [] if economics.prices is None else [f"cost [{economics.prices.currency}]"]
+    limits = ["breaks"] if economics.limits.are_set else []
     return ["devices", "step [s]", "source", "time", "device-hours", *cost, *limits]
 
 
-def _row(training: Training, config: StudyConfig) -> list[str]:
+def _row(training: Training, economics: Economics) -> list[str]:
     from hardware.time_units import HOUR_S
     from tuner.economics.cost_words import money
     from tuner.economics.device_time import duration, hours
@@ -129,6 +133,6 @@ def _row(training: Training, config: StudyConfig) -> list[str]:
         training.source,
         duration(training.seconds),
         hours(training.device_hours * HOUR_S),
-        *([] if config.prices is None else ["-" if training.cost is None else money(training.cost)]),
-        *([", ".join(training.breaks) or "none"] if config.limits.are_set else []),
+        *([] if economics.prices is None else ["-" if training.cost is None else money(training.cost)]),
+        *([", ".join(training.breaks) or "none"] if economics.limits.are_set else []),
     ]

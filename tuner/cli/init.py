@@ -254,7 +254,7 @@ def _init_own_step(
         trial = folder / "study.yaml"
         trial.write_text(text, encoding="utf-8")
         try:
-            subject = load_study(trial).subject
+            subject = load_study(trial).problem.subject
         except ConfigError as error:
             key = error.key and error.key.replace(f"model.{world}", f"--from-{world}", 1)
             raise ConfigError(error.rule, key=key, value=error.value, nearest=error.nearest) from None

@@ -59,6 +59,7 @@ from tuner.cli.options import (
     write_file,
 )
 from tuner.cli.status import counts
+from tuner.forecast.prepared import Prepared
 from tuner.run.endings import INTERRUPTED, PREEMPTED, StorageLostError, TakenOverError, ending_signals, keep_status
 from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import (
@@ -78,7 +79,6 @@ from tuner.terminal.streams import lossy_streams
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from tuner.run.following import Followed
     from tuner.run.progress import Progress, RunResult
-    from tuner.study_file.config import StudyConfig
     from tuner.terminal.event_log import EventLog
     from tuner.terminal.progress import ProgressLine
 
@@ -294,10 +294,10 @@ def run(
 
     with ending_signals(show_interrupt) as interrupted:
         try:
-            config = load(study, changes, storage)
+            request = load(study, changes, storage)
             if lines is not None:
-                lines.study = config.name
-            config = with_plans(config, StoredStudies(config.storage), runs=True)
+                lines.study = request.name
+            prepared = with_plans(request, StoredStudies(request.storage), runs=True)
 
             # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
             from tuner.run.following import run_following
@@ -308,12 +308,12 @@ def run(
 
             inherited = os.environ.pop("MESHTUNE_STORAGE", None)  # the processes of trials would inherit it
 
-            def on_hosts(hosts: tuple[int, ...]) -> StudyConfig:
+            def on_hosts(hosts: tuple[int, ...]) -> Prepared:
                 part = load_study(study, overrides=changes, storage=storage or inherited, hosts=hosts)
                 return with_plans(part, StoredStudies(part.storage), runs=True)
 
-            events = EventLog(config) if log_format == "json" else None
-            shown = MetricsFile(metrics, config.name, lambda trouble: warn([trouble])) if metrics is not None else None
+            events = EventLog(request) if log_format == "json" else None
+            shown = MetricsFile(metrics, request.name, lambda trouble: warn([trouble])) if metrics is not None else None
 
             def show(progress: Progress) -> None:
                 assert line is not None, "the run begins after it"
@@ -321,8 +321,8 @@ def run(
                 if shown is not None:
                     shown.show(progress)
 
-            with events or ProgressLine(config) as line:
-                followed = run_following(config, on_hosts, on_progress=show, ray_address=ray_address)
+            with events or ProgressLine(request) as line:
+                followed = run_following(prepared, on_hosts, on_progress=show, ray_address=ray_address)
             _tell_end(followed, events, as_json=as_json)
         except KeyboardInterrupt:  # before the study was begun, or again while the run ended
             raise typer.Exit(interrupted()) from None
@@ -337,8 +337,8 @@ def _tell_end(followed: Followed, events: EventLog | None, *, as_json: bool) -> 
     """Print what a run has found."""
     from tuner.terminal.failing_command import failing_command_lines
 
-    config, result = followed.config, followed.result
-    payload = {**_run_payload(config, result), "hosts": list(followed.hosts)}
+    prepared, result = followed.prepared, followed.result
+    payload = {**_run_payload(prepared, result), "hosts": list(followed.hosts)}
     if events is None:
         warn(result.warnings)
     else:
@@ -350,36 +350,36 @@ def _tell_end(followed: Followed, events: EventLog | None, *, as_json: bool) -> 
     if as_json:
         print_json(payload)
     elif not result.fails_alike:
-        print_run(config, result, payload)
+        print_run(prepared, result, payload)
 
 
-def _run_payload(config: StudyConfig, result: RunResult) -> dict[str, Any]:
+def _run_payload(prepared: Prepared, result: RunResult) -> dict[str, Any]:
     from tuner.answers.gain import compared_of, gains
     from tuner.answers.measured_front import front_json, measured_front
     from tuner.economics.device_time import device_time_json
     from tuner.economics.training import limited_of
 
     best, extrapolated = result.best, result.extrapolated
-    compared = compared_of(config, result.reference, result.records, best, result.gain)
-    training = limited_of(config, best, extrapolated)
+    compared = compared_of(prepared.problem, result.reference, result.records, best, result.gain)
+    training = limited_of(prepared, best, extrapolated)
     step_time_s = best.step_time_s if best else extrapolated.step_time_s if extrapolated else None
     return {
         "best": best.params if best else extrapolated.config if extrapolated else None,
         "step_time_s": step_time_s,
-        "tokens_per_s_per_device": config.subject.throughput(step_time_s) if step_time_s else None,
+        "tokens_per_s_per_device": prepared.problem.subject.throughput(step_time_s) if step_time_s else None,
         **gains(compared),
-        "source": "predicted" if extrapolated else config.backend.origin,
-        "clock": config.backend.clock,
-        "training": training and training.as_json(config.dimensions),
+        "source": "predicted" if extrapolated else prepared.request.trials.backend.origin,
+        "clock": prepared.request.trials.backend.clock,
+        "training": training and training.as_json(prepared.problem.dimensions),
         "extrapolated": extrapolated is not None,
-        "front": front_json(config, measured_front(config, result.records)),
+        "front": front_json(prepared.problem, measured_front(prepared.problem, result.records)),
         **counts(result.records),
-        **device_time_json(config, compared, result.records),
+        **device_time_json(prepared.request, compared, result.records),
         "candidates": result.num_candidates,
         "p_star": result.p_star,
         "stop_reason": result.stop_reason.value,
-        "study_name": config.name,
-        "storage": str(config.storage),
+        "study_name": prepared.request.name,
+        "storage": str(prepared.request.storage),
     }
 
 
@@ -407,48 +407,48 @@ app.command(short_help="Show a study in the browser, while it runs or afterwards
 @app.command(short_help="Print the best known configuration.")
 def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the best known configuration: measured if the study has run, else predicted."""
-    config = load(study, overrides, storage)
+    request = load(study, overrides, storage)
 
     from tuner.answers.best import best_known
     from tuner.answers.gain import gains
     from tuner.economics.training import limited_training
     from tuner.forecast.idle_hosts import idle_hosts_of
 
-    stored = StoredStudies(config.storage)
-    config = with_plans(config, stored)
-    found = best_known(config, stored.find(config.name))
+    stored = StoredStudies(request.storage)
+    prepared = with_plans(request, stored)
+    found = best_known(prepared, stored.find(request.name))
     if found is None:
         unknown = dict.fromkeys(("config", "step_time_s", "source", "clock", "idle_hosts", "training"))
         _finish_empty(as_json, {**unknown, "extrapolated": False, **gains(None)})
     idle, training = (
-        idle_hosts_of(config, found.config),
-        limited_training(config, found.config, found.source, found.step_time_s),
+        idle_hosts_of(prepared.problem, found.config),
+        limited_training(prepared, found.config, found.source, found.step_time_s),
     )
     payload: dict[str, Any] = {
-        "config": found.config.values(config.dimensions),
+        "config": found.config.values(prepared.problem.dimensions),
         "step_time_s": found.step_time_s,
         "idle_hosts": idle and idle.as_json(),
         "source": found.source,
-        "clock": None if found.source == "predicted" else config.backend.clock,
+        "clock": None if found.source == "predicted" else request.trials.backend.clock,
         "extrapolated": found.extrapolated is not None,
         **gains(found.compared),
-        "training": training and training.as_json(config.dimensions),
+        "training": training and training.as_json(prepared.problem.dimensions),
     }
-    shardings = config.subject.shardings(found.config, config.name)
+    shardings = prepared.problem.subject.shardings(found.config, request.name)
     if as_json:
         print_json(payload | ({} if shardings is None else {"shardings": shardings.answer.to_json()}))
         return
     known = found.known_in_words
     say(f"Best: {in_words(payload['config'])}")
-    tokens = throughput_in_words(config.subject.throughput(found.step_time_s))
+    tokens = throughput_in_words(prepared.problem.subject.throughput(found.step_time_s))
     say(f"  {found.step_time_s:.4g} s per step{tokens} ({known})")
-    print_judged(config, found.compared, training, found.p_star)
+    print_judged(prepared.request, found.compared, training, found.p_star)
     if idle is not None:
         say(f"  {idle.in_words}")
     if shardings is not None:
         from tuner.terminal.shardings import print_shardings
 
-        print_shardings(config, shardings)
+        print_shardings(prepared.request.file, shardings)
 
 
 app.command(short_help="Print the days, device-hours and cost of a whole training.")(cli_estimate.estimate)
@@ -464,11 +464,11 @@ def report(
 ) -> None:
     """Write an HTML report of the best configuration and all trials."""
     check_out(out)
-    config = load(study, overrides, storage)
+    request = load(study, overrides, storage)
 
     from tuner.report import write_report
 
-    written = write_report(config, out)
+    written = write_report(request, out)
     _print_written(str(written), as_json)
 
 
@@ -504,30 +504,30 @@ def export(
 
     if to not in OWN_TARGETS:
         find_exporter(to)
-    config = load(study, overrides, storage)
-    config.subject.check_target(to)
-    stored = StoredStudies(config.storage)
+    request = load(study, overrides, storage)
+    request.problem.subject.check_target(to)
+    stored = StoredStudies(request.storage)
     if chosen is not None:
-        wanted, notes = launchable_config(config, chosen)
-        config = with_plans(config, stored, wanted)
+        wanted, notes = launchable_config(request, chosen)
+        prepared = with_plans(request, stored, wanted)
     else:
         from tuner.answers.best import best_known
         from tuner.economics.cost_words import limited_in_words
         from tuner.economics.training import limited_training
 
-        config = with_plans(config, stored)
-        found = best_known(config, stored.find(config.name))
+        prepared = with_plans(request, stored)
+        found = best_known(prepared, stored.find(request.name))
         if found is None:
             _finish_empty(as_json, {"target": to, "text": None, "notes": []})
         wanted = found.config
         known = found.known_in_words
         notes = () if found.source == "measured" else (f"this configuration is {known}, not measured",)
-        training = limited_training(config, found.config, found.source, found.step_time_s)
+        training = limited_training(prepared, found.config, found.source, found.step_time_s)
         if training is None or training.breaks:
-            notes += tuple(filter(None, [limited_in_words(config, training)]))
-    notes += notes_on_idle_hosts(config, wanted)
-    notes += notes_on_plan(config, wanted) if to != "json" else ()
-    exported = export_configuration(config, stored, wanted, to, out)
+            notes += tuple(filter(None, [limited_in_words(request.economics, training)]))
+    notes += notes_on_idle_hosts(prepared.problem, wanted)
+    notes += notes_on_plan(prepared.problem, wanted) if to != "json" else ()
+    exported = export_configuration(prepared, stored, wanted, to, out)
     if out is not None:
         write_file(out, exported.text)
     if as_json:

@@ -17,8 +17,9 @@ from tuner.terminal.console import warn
 
 if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import ParallelConfig
+    from tuner.forecast.prepared import Prepared
     from tuner.storage.stored_studies import StoredStudies
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 StudyFile = Annotated[Path, Argument(metavar="STUDY", help="Study file (YAML).")]
@@ -101,7 +102,7 @@ def number(option: str, text: str, *, above_zero: bool = False) -> float:
     return found
 
 
-def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[StudyConfig, str]:
+def at_time(request: StudyRequest, at: str | None, network: Path | None) -> tuple[StudyRequest, str]:
     """Return the study on its cluster as the trace describes it at `--at`, and a text on what is missing then.
 
     Raises:
@@ -111,51 +112,37 @@ def at_time(config: StudyConfig, at: str | None, network: Path | None) -> tuple[
         if network is not None:
             rule = "needs --at, the time in the trace"
             raise ConfigError(rule, key="--network", value=str(network), nearest="for example --at 3600")
-        return config, ""
+        return request, ""
     from tuner.replan.network import missing_in_words, study_at, trace_of
 
     time_s = number("--at", at)
-    trace = trace_of(config, network, option="--at", value=at)
-    return study_at(config, trace, time_s), missing_in_words(config.cluster, trace, time_s)
+    trace = trace_of(request, network, option="--at", value=at)
+    return study_at(request, trace, time_s), missing_in_words(request.problem.cluster, trace, time_s)
 
 
 def with_plans(
-    config: StudyConfig, stored: StoredStudies, chosen: ParallelConfig | None = None, *, runs: bool = False
-) -> StudyConfig:
-    """Return the study with the sharding of its layers planned, for all candidates or only the chosen one.
-
-    Plans in the study's storage are reused. Under `auto`, only a run plans: other commands answer at once.
+    request: StudyRequest, stored: StoredStudies, chosen: ParallelConfig | None = None, *, runs: bool = False
+) -> Prepared:
+    """Return the study with the sharding of its layers planned; see `prepare`. Planning all shows its progress.
 
     Raises:
         ConfigError: The planner's pins cannot be satisfied.
     """
-    from tuner.forecast.stored_subject import restore_subject
-
-    restore_subject(config, lambda: stored.look(config.name))
-    if config.planning.name == "megatron":
-        return config
-    from tuner.forecast.planned_candidates import (
-        grid_to_plan,
-        plan_study,
-        planned_in_words,
-        predicted_plans,
-        stored_plans,
-        unused_pins,
-    )
+    from tuner.forecast.planned_candidates import planned_in_words, prepare, unused_pins
     from tuner.terminal.progress import PlanningLine
 
-    if chosen is not None or (config.planning.is_auto and not runs):
-        return predicted_plans(config, stored, chosen)
+    planning = request.problem.planning
+    if planning.name == "megatron" or chosen is not None or (planning.is_auto and not runs):
+        return prepare(request, stored, chosen, runs=runs)
     with PlanningLine() as line:
-        grid = grid_to_plan(config, None)
-        planned = plan_study(config, grid, stored=stored_plans(config, stored), on_planned=line.show)
-    warn(unused_pins(planned))
-    left = planned_in_words(planned)
+        prepared = prepare(request, stored, runs=runs, on_planned=line.show)
+    warn(unused_pins(prepared.problem))
+    left = planned_in_words(prepared.problem)
     warn([left] if left else [])
-    return planned
+    return prepared
 
 
-def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tuple[ParallelConfig, tuple[str, ...]]:
+def launchable_config(request: StudyRequest, text: str, missing: str = "") -> tuple[ParallelConfig, tuple[str, ...]]:
     """Parse the configuration of `--config` and return it with a note on each rule of the study that it breaks.
 
     `missing` says what the cluster lacks at that time, for the message.
@@ -165,21 +152,23 @@ def launchable_config(config: StudyConfig, text: str, missing: str = "") -> tupl
     """
     from costmodels.job.parallel_config import parse_config
 
-    wanted = parse_config(text, config.subject.defaults)
+    wanted = parse_config(text, request.problem.subject.defaults)
     try:
-        notes = config.subject.check_launchable(config.options, wanted, current=config.current, missing=missing)
+        notes = request.problem.subject.check_launchable(
+            request.problem.options, wanted, current=request.problem.current, missing=missing
+        )
     except ConfigError as error:
-        raise error.in_file(config.file) from None
+        raise error.in_file(request.file) from None
     return wanted, notes
 
 
-def load(study: Path, overrides: list[str] | None = None, storage: str | None = None) -> StudyConfig:
+def load(study: Path, overrides: list[str] | None = None, storage: str | None = None) -> StudyRequest:
     """Load a study file, with the keys that the command line replaces."""
     from tuner.study_file.config import load_study
 
-    config = load_study(study, overrides=overrides or (), storage=storage)
-    warn(config.notes)
-    return config
+    request = load_study(study, overrides=overrides or (), storage=storage)
+    warn(request.notes)
+    return request
 
 
 def check_out(out: Path, option: str = "--out") -> None:

@@ -150,12 +150,12 @@ def plan(
             )
         if chosen is None:
             raise ConfigError("is missing", key="--config", nearest="for example --config dp=4,tp=2")
-        config = load(study, overrides)
-        wanted, _ = launchable_config(config, chosen)
-        candidate = (config.setting, wanted)
+        request = load(study, overrides)
+        wanted, _ = launchable_config(request, chosen)
+        candidate = (request.problem.setting, wanted)
         num_layers = None if layers is None else whole_number("--layers", layers, 1)
-        graph, found_mesh = of_candidate(config.setting, wanted, num_layers)
-        title = f"{config_in_words(config, wanted)}: {graph.name}, one micro-batch on {found_mesh.in_words}"
+        graph, found_mesh = of_candidate(request.problem.setting, wanted, num_layers)
+        title = f"{config_in_words(request.problem, wanted)}: {graph.name}, one micro-batch on {found_mesh.in_words}"
     prove_s = None if prove is None else number("--prove", prove, above_zero=True)
     options = replace(options, memory_bytes=_parse_memory_bytes(memory_gib, found_mesh), prove_s=prove_s)
     try:

@@ -27,6 +27,7 @@ from tuner.cli.options import (
     with_plans,
 )
 from tuner.storage.stored_studies import StoredStudies
+from tuner.subject.problem import Problem
 from tuner.terminal.console import (
     NOTHING_WORKS,
     config_in_words,
@@ -44,7 +45,7 @@ from tuner.terminal.console import (
 )
 
 if TYPE_CHECKING:  # these load numpy
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
 
 
 def space(
@@ -63,32 +64,34 @@ def space(
     from costmodels.job.parallel_config import parse_config
     from tuner.forecast.stored_subject import restore_subject
 
-    config = load(study, overrides)
-    chosen = None if why is None else parse_config(why, config.subject.defaults, option="--why")
-    restore_subject(config, lambda: StoredStudies(config.storage).look(config.name))
-    found = config.space()
+    request = load(study, overrides)
+    chosen = None if why is None else parse_config(why, request.problem.subject.defaults, option="--why")
+    restore_subject(request, lambda: StoredStudies(request.storage).look(request.name))
+    found = request.problem.space()
     if chosen is None:
         warn(found.warnings)
     payload: dict[str, Any] = {"grid": found.num_before_memory, "feasible": len(found.grid), "removed": found.removed}
     if knobs:
         from tuner.answers.knob_list import knob_rows
 
-        payload["knobs"] = knob_rows(config)
+        payload["knobs"] = knob_rows(request)
     configs = [found.grid.values(position) for position in range(len(found.grid))] if list_configs else []
-    reasons = config.subject.reasons_against(config.options, chosen, found) if chosen is not None else {}
+    reasons = (
+        request.problem.subject.reasons_against(request.problem.options, chosen, found) if chosen is not None else {}
+    )
     if as_json:
         listed = {"configs": configs} if list_configs else {}
-        told = {"config": chosen.values(config.dimensions), "reasons": reasons} if chosen is not None else {}
+        told = {"config": chosen.values(request.problem.dimensions), "reasons": reasons} if chosen is not None else {}
         print_json(payload | listed | told)
     else:
         for values in configs:
             typer.echo(in_words(values))
         if chosen is not None:
-            print_reasons(config, chosen, reasons)
+            print_reasons(request.problem, chosen, reasons)
         elif knobs:
             print_knobs(payload["knobs"])
         elif not list_configs:
-            for line in config.subject.space_lines(config.options, found):
+            for line in request.problem.subject.space_lines(request.problem.options, found):
                 typer.echo(line)
     if chosen is None and not len(found.grid):
         raise typer.Exit(FOUND_NOTHING)
@@ -106,25 +109,25 @@ def predict(
     """Predict step time and memory of one configuration, inside the search space or outside it."""
     from tuner.forecast.candidates import predict_with_errors
 
-    config, missing = at_time(load(study, overrides), at, network)
-    wanted, broken = launchable_config(config, chosen, missing)
+    request, missing = at_time(load(study, overrides), at, network)
+    wanted, broken = launchable_config(request, chosen, missing)
     warn(broken)
-    config = with_plans(config, StoredStudies(config.storage), wanted)
-    payload = predict_with_errors(config, wanted)
+    prepared = with_plans(request, StoredStudies(request.storage), wanted)
+    payload = predict_with_errors(prepared.problem, wanted)
     if plan:
         from tuner.forecast.planned_candidates import by_hand
 
-        payload["plan"] = payload.get("plan") or by_hand(config, wanted)
+        payload["plan"] = payload.get("plan") or by_hand(prepared.problem, wanted)
     if as_json:
         print_json(payload)
         return
-    typer.echo(f"Predicted for {config_in_words(config, wanted)}")
+    typer.echo(f"Predicted for {config_in_words(prepared.problem, wanted)}")
     typer.echo(speed_in_words(payload))
     if "step_time_range_s" in payload:
         _print_step_range(payload)
-    for line in config.subject.part_lines(payload["breakdown_s"], payload["step_time_s"]):
+    for line in prepared.problem.subject.part_lines(payload["breakdown_s"], payload["step_time_s"]):
         typer.echo(line)
-    _print_peak(config, payload)
+    _print_peak(prepared.problem, payload)
     if "peak_memory_range_bytes" in payload:
         low_gib, high_gib = (size / 2**30 for size in payload["peak_memory_range_bytes"])
         typer.echo(
@@ -151,11 +154,11 @@ def _print_step_range(payload: dict[str, Any]) -> None:
     typer.echo(f"  {low_s:.3g} to {high_s:.3g} s with probability 95%{reasons}")
 
 
-def _print_peak(config: StudyConfig, payload: dict[str, Any]) -> None:
-    spare = f"{config.options.memory_headroom:.0%} must stay free"
+def _print_peak(problem: Problem, payload: dict[str, Any]) -> None:
+    spare = f"{problem.options.memory_headroom:.0%} must stay free"
     fits = f"fits ({spare})" if payload["fits"] else f"DOES NOT FIT ({spare})"
     capacity = payload["memory_capacity_bytes"]
-    if payload["fits"] and payload["peak_memory_bytes"] > (1 - config.options.memory_headroom) * capacity:
+    if payload["fits"] and payload["peak_memory_bytes"] > (1 - problem.options.memory_headroom) * capacity:
         fits = f"fits only if the allocator releases fragmented memory ({spare})"
     typer.echo(f"{payload['peak_memory_bytes'] / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB per device: {fits}")
 
@@ -186,11 +189,11 @@ def simulate(
 
     if trace is not None:
         check_out(trace, "--trace")
-    config, missing = at_time(load(study, overrides), at, network)
-    wanted, broken = launchable_config(config, chosen, missing)
-    config = with_plans(config, StoredStudies(config.storage), wanted)
-    simulation = simulate_candidate(config, wanted, schedule)
-    payload = simulation_json(config, wanted, schedule, simulation)
+    request, missing = at_time(load(study, overrides), at, network)
+    wanted, broken = launchable_config(request, chosen, missing)
+    prepared = with_plans(request, StoredStudies(request.storage), wanted)
+    simulation = simulate_candidate(prepared.problem, wanted, schedule)
+    payload = simulation_json(prepared.problem, wanted, schedule, simulation)
     if trace is not None:
         write_trace(simulation, trace)
         payload["trace"] = str(trace)
@@ -198,9 +201,9 @@ def simulate(
     if as_json:
         print_json(payload)
         return
-    typer.echo(f"Simulated for {config_in_words(config, wanted)}, {schedule}")
+    typer.echo(f"Simulated for {config_in_words(prepared.problem, wanted)}, {schedule}")
     print_simulation(simulation, payload)
-    _print_peak(config, payload)
+    _print_peak(prepared.problem, payload)
     _print_memory_parts(payload)
     if trace is not None:
         typer.echo(f"wrote {printable(str(trace))}; ui.perfetto.dev opens it", err=True)
@@ -283,26 +286,25 @@ def rank(
     _rank_configs(config, num_rows, as_json)
 
 
-def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
+def _rank_configs(request: StudyRequest, num_rows: int, as_json: bool) -> None:
     from tuner.answers.predictions import rank_candidates
-    from tuner.forecast.candidates import candidates_of
     from tuner.forecast.idle_hosts import idle_hosts_of_first
     from tuner.forecast.objective import labels_of
     from tuner.forecast.ranked import place_of_current, row_of
     from tuner.subject.ability import Ability
 
-    stored = StoredStudies(config.storage)
-    config = with_plans(config, stored)
-    candidates = candidates_of(config)
+    stored = StoredStudies(request.storage)
+    prepared = with_plans(request, stored)
+    candidates = prepared.candidates
     warn(candidates.space.warnings)
     grid, memory = candidates.space.grid, candidates.space.memory
-    ranked = rank_candidates(config, stored, candidates, on_progress=lambda note: warn([note]))
-    rows = [row_of(config, candidates, ranked, place) for place in range(min(num_rows, len(grid)))]
-    current = place_of_current(config, candidates, ranked) if rows else None
+    ranked = rank_candidates(prepared, stored, on_progress=lambda note: warn([note]))
+    rows = [row_of(prepared, ranked, place) for place in range(min(num_rows, len(grid)))]
+    current = place_of_current(prepared.problem, candidates, ranked) if rows else None
     shown = dict(enumerate(rows, start=1))
     if current is not None and current >= len(rows):
-        shown[current + 1] = row_of(config, candidates, ranked, current)
-    idle = idle_hosts_of_first(config, candidates, ranked) if rows else None
+        shown[current + 1] = row_of(prepared, ranked, current)
+    idle = idle_hosts_of_first(prepared.problem, candidates, ranked) if rows else None
     if as_json:
         print_json(
             {
@@ -318,9 +320,9 @@ def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
                 f"Ranked by what {ranked.num_trials:,} trials taught: step times of trials (*), and of the others the "
                 "mean of the posterior."
             )
-        shows_tokens, digits = config.subject.has(Ability.TOKENS), config.subject.memory_digits
-        dimensions = config.subject.columns(grid.dimensions)
-        pairs = zip(labels_of(config), config.objective, strict=True)
+        shows_tokens, digits = prepared.problem.subject.has(Ability.TOKENS), prepared.problem.subject.memory_digits
+        dimensions = prepared.problem.subject.columns(grid.dimensions)
+        pairs = zip(labels_of(prepared.problem, prepared.request.economics), prepared.problem.objective, strict=True)
         value_heads = dict(pairs) if ranked.value is not None else {}
         print_table(
             [
@@ -349,7 +351,7 @@ def _rank_configs(config: StudyConfig, num_rows: int, as_json: bool) -> None:
             typer.echo("> the current configuration", err=True)
         if not all(row["fits"] for row in rows):
             capacity = int(memory.capacity_bytes.min()) / 2**30
-            headroom = config.options.memory_headroom
+            headroom = prepared.problem.options.memory_headroom
             typer.echo(
                 f"! does not fit: {capacity:.1f} GiB per device, of which {headroom:.0%} must stay free"
                 + ("; or crashed" if ranked.num_trials else ""),
@@ -368,12 +370,12 @@ def _measured_mark(row: dict[str, Any], num_trials: int) -> str:
     return " " if row["source"] == "learned" else "*"
 
 
-def _rank_sizes(config: StudyConfig, text: str, as_json: bool) -> None:
+def _rank_sizes(request: StudyRequest, text: str, as_json: bool) -> None:
     from costmodels.job.parallel_config import HAND
     from tuner.forecast.sizes import best_by_size, parse_sizes
 
-    sizes = list(best_by_size(config, parse_sizes(config, text)))
-    dimensions = config.dimensions
+    sizes = list(best_by_size(request, parse_sizes(request, text)))
+    dimensions = request.problem.dimensions
     if any(size.config is not None and size.config.plan != HAND for size in sizes):
         dimensions += ("plan",)
     smallest = next((size for size in sorted(sizes, key=lambda size: size.hosts) if size.config is not None), None)

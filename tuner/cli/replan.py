@@ -12,13 +12,14 @@ from typer import Option
 
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, load, number, with_plans
+from tuner.forecast.prepared import Prepared
 from tuner.storage.stored_studies import StoredStudies
+from tuner.subject.problem import Problem
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, printable
 
 if TYPE_CHECKING:  # these load numpy and Optuna
     from hardware.dynamics import Trace
     from tuner.replan.replanning import Assumptions, Plan
-    from tuner.study_file.config import StudyConfig
 
 Restart = Annotated[
     str, Option("--switch-restart", metavar="SECONDS", help="Time to stop and restart all processes (assumed).")
@@ -81,22 +82,22 @@ def replan(
         raise ConfigError(
             "cannot be combined with --robust, which plans no changes", key="--unforeseen", nearest="use one of the two"
         )
-    config = load(study, overrides, storage)
-    config = with_plans(config, StoredStudies(config.storage))
+    request = load(study, overrides, storage)
+    prepared = with_plans(request, StoredStudies(request.storage))
 
     from tuner.replan.network import trace_of
     from tuner.replan.replanning import STATISTICS, Assumptions, plan_json, replan_trace
 
     if robust is not None and robust not in STATISTICS:
         raise ConfigError("is no statistic", key="--robust", value=robust, nearest=did_you_mean(robust, STATISTICS))
-    traces = [trace_of(config, file, option="--trace") for file in (*files, *([] if files else [None]))]
+    traces = [trace_of(prepared.request, file, option="--trace") for file in (*files, *([] if files else [None]))]
     assumptions = Assumptions(**costs)
     if robust is not None:
         names = [str(file) for file in files] or ["cluster.trace"]
-        _print_robust(config, traces, names, robust, until_s, assumptions, as_json)
+        _print_robust(prepared, traces, names, robust, until_s, assumptions, as_json)
         return
     plan = replan_trace(
-        config,
+        prepared,
         traces[0],
         until_s=until_s,
         assumptions=assumptions,
@@ -104,9 +105,9 @@ def replan(
         on_progress=_print_progress,
     )
     if as_json:
-        print_json(plan_json(config, plan))
+        print_json(plan_json(prepared.problem, plan))
     elif plan.works:
-        _print_plan(config, plan)
+        _print_plan(prepared.problem, plan)
     else:
         typer.echo(NOTHING_WORKS, err=True)
     if not plan.works:
@@ -126,7 +127,7 @@ def _print_progress(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _print_plan(config: StudyConfig, plan: Plan) -> None:
+def _print_plan(problem: Problem, plan: Plan) -> None:
     stretches = plan.best.stretches
     changes = [at for at, one in enumerate(stretches) if at == 0 or one.setup != stretches[at - 1].setup]
     shown = list(range(len(stretches))) if len(stretches) <= LONGEST_TABLE else changes
@@ -140,7 +141,7 @@ def _print_plan(config: StudyConfig, plan: Plan) -> None:
                 "-" if one.step_time_s is None else f"{one.step_time_s:.4g}",
                 f"{sum(each.steps for each in stretches[at:end]):,.0f}",
                 f"{one.switch_s + one.lost_work_s:.0f}" if one.switch_s or one.lost_work_s else "",
-                "waits" if one.setup is None else in_words(one.setup.config.values(config.dimensions)),
+                "waits" if one.setup is None else in_words(one.setup.config.values(problem.dimensions)),
             ]
             for at, end in zip(shown, [*shown[1:], len(stretches)], strict=True)
             for one in [stretches[at]]
@@ -167,7 +168,7 @@ def _print_plan(config: StudyConfig, plan: Plan) -> None:
 
 
 def _print_robust(
-    config: StudyConfig,
+    prepared: Prepared,
     traces: list[Trace],
     names: list[str],
     statistic: str,
@@ -178,15 +179,15 @@ def _print_robust(
     from tuner.replan.replanning import robust_choice, robust_json
 
     choice = robust_choice(
-        config, traces, statistic, until_s=until_s, assumptions=assumptions, on_progress=_print_progress
+        prepared, traces, statistic, until_s=until_s, assumptions=assumptions, on_progress=_print_progress
     )
     if as_json:
-        payload: dict[str, Any] = robust_json(config, choice, names, statistic)
+        payload: dict[str, Any] = robust_json(prepared.problem, choice, names, statistic)
         print_json(payload | {"assumptions": asdict(assumptions)})
     elif choice.config is None:
         typer.echo(NOTHING_WORKS, err=True)
     else:
-        typer.echo(f"Best over {len(names)} traces: {in_words(choice.config.values(config.dimensions))}")
+        typer.echo(f"Best over {len(names)} traces: {in_words(choice.config.values(prepared.problem.dimensions))}")
         staying = choice.of_traces_best or (None,) * len(names)
         print_table(
             ["steps", "tokens/s", "steps of the study's best", "trace"],

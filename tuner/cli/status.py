@@ -25,19 +25,19 @@ from tuner.terminal.console import (
 if TYPE_CHECKING:  # these load numpy and Optuna
     from tuner.search.proxy.extrapolation import Extrapolated
     from tuner.storage.record import TrialRecord
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
 
 
 def status(study: StudyFile, storage: Storage = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show the progress of a study, which may be running."""
-    config = load(study, overrides, storage)
+    request = load(study, overrides, storage)
 
     from tuner.answers.fewer_hosts import phases_of
     from tuner.answers.gain import compared_in, gains
     from tuner.answers.reference import reference_of
     from tuner.economics.device_time import device_time_json
     from tuner.economics.training import limited_of
-    from tuner.forecast.planned_candidates import plans_in
+    from tuner.forecast.planned_candidates import prepare_stored
     from tuner.report.words import after_trials
     from tuner.run.studies import is_driven, is_running, stored_study
     from tuner.search.population import P_STAR, in_lines, read_moments
@@ -47,30 +47,30 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     from tuner.storage.record import HISTORY, STOP_REASON, best_record, read_records
     from tuner.storage.stored_studies import StoredStudies
 
-    studies = StoredStudies(config.storage)
-    stored = stored_study(config, studies)
-    config = plans_in(config, stored)
+    studies = StoredStudies(request.storage)
+    stored = stored_study(request, studies)
+    prepared = prepare_stored(request, stored)
     records = read_records(stored)
     best = best_record(records)
     best_s = best.step_time_s if best else None
     extrapolated = None if best else extrapolated_of(stored.user_attrs)
-    phases, running = phases_of(config, studies), is_running(stored)
+    phases, running = phases_of(request, studies), is_running(stored)
     in_flight = sum(not record.finished for record in records) if running else 0
     slots = Slots.from_json(stored.user_attrs.get(SLOTS) if running else None)
     under_way = next((phase for phase in phases if is_driven(phase.attributes)), None)
     moments = read_moments(stored)
-    compared = compared_in(config, reference_of(config, stored), records, best, stored.user_attrs)
-    training = limited_of(config, best, extrapolated)
+    compared = compared_in(prepared.problem, reference_of(prepared.problem, stored), records, best, stored.user_attrs)
+    training = limited_of(prepared, best, extrapolated)
     payload = {
-        "study_name": config.name,
+        "study_name": request.name,
         **counts(records),
         "running": in_flight,
         **slots.state_of(in_flight),
-        **device_time_json(config, compared, records),
-        "clock": config.backend.clock,
+        **device_time_json(request, compared, records),
+        "clock": request.trials.backend.clock,
         "best_step_time_s": extrapolated.step_time_s if extrapolated else best_s,
         **gains(compared),
-        "training": training and training.as_json(config.dimensions),
+        "training": training and training.as_json(prepared.problem.dimensions),
         "extrapolated": extrapolated is not None,
         "p_star": stored.user_attrs.get(P_STAR, 0.0),
         "stop_reason": None if running or under_way else stored.user_attrs.get(STOP_REASON, "interrupted"),
@@ -86,17 +86,17 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         if under_way
         else stopped or ", ".join(filter(None, (f"{in_flight} trials running", slots.in_words(in_flight))))
     )
-    say(f"{config.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
+    say(f"{request.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
     print_failed(records)
     print_taken(records)
     if payload["pruned"]:
         say(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
     if stored.user_attrs.get(HISTORY):
         typer.echo(stored.user_attrs[HISTORY])
-    _print_best(config, best, extrapolated, payload["p_star"])
+    _print_best(request, best, extrapolated, payload["p_star"])
     if best or extrapolated:
-        print_judged(config, compared, training, None)
-    print_device_time(config, compared, records)
+        print_judged(request, compared, training, None)
+    print_device_time(request, compared, records)
     for phase in phases:
         say(f"Ran besides: {phase.in_words}")
     if moments:
@@ -104,13 +104,13 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
 
 
 def _print_best(
-    config: StudyConfig, best: TrialRecord | None, extrapolated: Extrapolated | None, confidence: float
+    request: StudyRequest, best: TrialRecord | None, extrapolated: Extrapolated | None, confidence: float
 ) -> None:
     """Print the best configuration so far, if there is one."""
     if best is not None:
         say(f"Best: {in_words(best.params)}")
-        source = config.backend.source_in_words
-        say(f"  {best.step_time_s:.4g} s per step ({source}); {confidence_in_words(config, confidence)}")
+        source = request.trials.backend.source_in_words
+        say(f"  {best.step_time_s:.4g} s per step ({source}); {confidence_in_words(request.problem, confidence)}")
     elif extrapolated is not None:
         print_extrapolated(extrapolated)
 

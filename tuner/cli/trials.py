@@ -32,34 +32,34 @@ def trials(
         raise ConfigError("cannot be combined with --json", key="--csv")
     if out is not None and not as_csv:
         raise ConfigError("is where --csv writes", key="--out", value=str(out), nearest=f"--csv --out {out}")
-    config = load(study, overrides, storage)
+    request = load(study, overrides, storage)
 
     from tuner.answers.comparison import comparison_of
     from tuner.answers.reference import reference_of
     from tuner.answers.trial_rows import csv_of, trial_rows
-    from tuner.forecast.planned_candidates import plans_in
+    from tuner.forecast.planned_candidates import prepare_stored
     from tuner.run.studies import stored_study
     from tuner.storage.record import best_record, read_records
     from tuner.terminal.trial_table import table_lines
 
-    stored = stored_study(config)
-    config = plans_in(config, stored)
+    stored = stored_study(request)
+    prepared = prepare_stored(request, stored)
     records = read_records(stored)
-    compared = comparison_of(reference_of(config, stored), records)
+    compared = comparison_of(reference_of(prepared.problem, stored), records)
     rows = trial_rows(records, compared)
     best = best_record(records)
     if as_json:
         print_json(
             {
-                "study_name": config.name,
-                "clock": config.backend.clock,
+                "study_name": request.name,
+                "clock": request.trials.backend.clock,
                 "compared_with": compared.name if compared else None,
                 "best_trial": best.number if best else None,
                 "trials": [asdict(row) for row in rows],
             }
         )
     elif as_csv:
-        text = csv_of(rows, tuple(records[0].params) if records else config.dimensions)
+        text = csv_of(rows, tuple(records[0].params) if records else prepared.problem.dimensions)
         if out is None:
             typer.echo(text, nl=False)
         else:

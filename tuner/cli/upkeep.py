@@ -61,18 +61,18 @@ def backup(
     SQLite databases are copied as of one moment, journals up to their last complete entry, and the copy is checked. Of
     PostgreSQL, `pg_dump` makes copies. Runs continue from a copy with `--storage`.
     """
-    config = load(study, overrides, storage)
+    request = load(study, overrides, storage)
     check_out(target, "TARGET")
 
     from tuner.storage.backup import back_up
 
     with ending_signals(lambda: None) as interrupted:
         try:
-            written = back_up(config.storage, target)
+            written = back_up(request.storage, target)
         except KeyboardInterrupt:
             raise typer.Exit(interrupted()) from None
-    url = f"{config.storage.kind}:///{written}"
+    url = f"{request.storage.kind}:///{written}"
     if as_json:
-        print_json({"study_name": config.name, "storage": str(config.storage), "backup": url})
+        print_json({"study_name": request.name, "storage": str(request.storage), "backup": url})
     else:
         typer.echo(f"wrote {printable(str(written))}; it continues with --storage {printable(url)}")

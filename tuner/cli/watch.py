@@ -20,12 +20,12 @@ from tuner.cli.replan import CheckpointEvery, Restart, StorageBandwidth, costs_o
 from tuner.run.endings import ending_signals
 from tuner.storage.stored_studies import StoredStudies
 from tuner.subject.ability import Ability
+from tuner.subject.problem import Problem
 from tuner.terminal.console import printable, say
 
 if TYPE_CHECKING:  # these load numpy and Optuna
     from costmodels.job.parallel_config import ParallelConfig
     from trials.link_probe.contract import AbstractProber
-    from tuner.study_file.config import StudyConfig
     from tuner.watch.answer import Answer
     from tuner.watch.hosts import AbstractHosts
     from tuner.watch.probing import Probing
@@ -109,10 +109,10 @@ def watch(
     if network is not None and hosts_from not in SYSTEMS:
         raise ConfigError("is for ray and slurm: a trace tells of hosts and links", key="--network", value=str(network))
     probe_s = None if probe is None else _probe_s(probe, hosts_from, network)
-    config = load(study, overrides, storage)
-    if rule := config.subject.refusal(Ability.WATCH):
-        raise ConfigError(rule, file=config.file, key="model")
-    config = with_plans(config, StoredStudies(config.storage))
+    request = load(study, overrides, storage)
+    if rule := request.problem.subject.refusal(Ability.WATCH):
+        raise ConfigError(rule, file=request.file, key="model")
+    prepared = with_plans(request, StoredStudies(request.storage))
 
     from tuner.replan.present import Watched
     from tuner.replan.replanning import Assumptions
@@ -121,11 +121,11 @@ def watch(
     from tuner.watch.state import Kept, locked, read_state
     from tuner.watch.watching import Doing, watch_cluster
 
-    file = state or Path(f"{config.name}.watch.json")
+    file = state or Path(f"{request.name}.watch.json")
     rules = Rules(settle_s=settle_s, horizon_s=horizon_s, costs=Assumptions(**costs))
-    chosen = _parse(config, running)
+    chosen = _parse(prepared.problem, running)
     with locked(file), ending_signals(lambda: None) as interrupted:
-        kept = read_state(file, config)
+        kept = read_state(file, prepared.request)
         if kept is None or kept.source != hosts_from:
             kept = Kept(source=hosts_from, began_s=time.time())
         doing = Doing(
@@ -138,10 +138,10 @@ def watch(
         try:
             with interrupts_held():  # joining Ray replaces the handler of SIGTERM
                 hosts, probing = _hosts(
-                    config, hosts_from, kept, ray_address, nodes, network, probe_s, doing.on_trouble
+                    prepared.problem, hosts_from, kept, ray_address, nodes, network, probe_s, doing.on_trouble
                 )
             with closing(probing) if probing is not None else nullcontext():
-                watch_cluster(Watched(config), hosts, kept, rules, doing, running=chosen, probing=probing)
+                watch_cluster(Watched(prepared), hosts, kept, rules, doing, running=chosen, probing=probing)
         except KeyboardInterrupt:
             raise typer.Exit(interrupted()) from None
 
@@ -166,15 +166,15 @@ def _probe_s(probe: str, hosts_from: str, network: Path | None) -> float:
     return number("--probe", probe, above_zero=True)
 
 
-def _parse(config: StudyConfig, text: str | None) -> ParallelConfig | None:
+def _parse(problem: Problem, text: str | None) -> ParallelConfig | None:
     """Parse the configuration that runs now."""
     from costmodels.job.parallel_config import parse_config
 
-    return None if text is None else parse_config(text, config.subject.defaults)
+    return None if text is None else parse_config(text, problem.subject.defaults)
 
 
 def _hosts(
-    config: StudyConfig,
+    problem: Problem,
     hosts_from: str,
     kept: Kept,
     ray_address: str | None,
@@ -188,7 +188,7 @@ def _hosts(
     from tuner.watch.hosts import FileHosts, NodeHosts, read_growing
     from tuner.watch.probing import Probing
 
-    cluster = config.cluster
+    cluster = problem.cluster
     if hosts_from not in SYSTEMS:
         file = Path(hosts_from)
         if not file.exists() and file.suffix == "":

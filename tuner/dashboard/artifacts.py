@@ -19,7 +19,7 @@ from optuna.artifacts.exceptions import ArtifactNotFound
 from hardware.io.errors import ConfigError
 from hardware.io.input_file import open_input
 from tuner.report import collect, render_report
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 REPORT = "report.html"
 
@@ -42,8 +42,8 @@ class OfferedFile:
 class StudyFiles:
     """Files of a study, as an artifact store for Optuna."""
 
-    def __init__(self, config: StudyConfig) -> None:
-        self._config = config
+    def __init__(self, request: StudyRequest) -> None:
+        self._config = request
         self._ours = uuid.uuid4()
         self._opened: dict[str, Callable[[], BinaryIO]] = {}
 
@@ -55,7 +55,7 @@ class StudyFiles:
         """Offer the complete logs on this machine, one per host, by the trial's number."""
         return {
             number: tuple(self._offer(path.name, "text/plain; charset=utf-8", _reader(path)) for path in paths)
-            for number, paths in self._config.backend.kept_logs().items()
+            for number, paths in self._config.trials.backend.kept_logs().items()
         }
 
     def _offer(self, name: str, mimetype: str, opened: Callable[[], BinaryIO]) -> OfferedFile:

@@ -29,7 +29,7 @@ from tuner.dashboard.artifacts import StudyFiles
 from tuner.dashboard.view import StudyView
 from tuner.run.studies import stored_study
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 from tuner.study_file.storage_address import StorageAddress
 from tuner.terminal.console import printable, say
 
@@ -93,7 +93,7 @@ class DashboardServer:
             self.server.server_close()
 
 
-def dashboard_server(config: StudyConfig, place: Place) -> DashboardServer:
+def dashboard_server(request: StudyRequest, place: Place) -> DashboardServer:
     """Create the server of a study's pages; it listens at once and answers when `serve` is called.
 
     Raises:
@@ -107,16 +107,16 @@ def dashboard_server(config: StudyConfig, place: Place) -> DashboardServer:
             key="dashboard",
             nearest="pip install 'meshtune[dashboard]'",
         ) from None
-    stored = StoredStudies(config.storage)
-    study, storage = stored_study(config, stored), stored.opened
+    stored = StoredStudies(request.storage)
+    study, storage = stored_study(request, stored), stored.opened
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # its plots warn about every degree that never varied
     assert storage is not None, "the study was found in it"
-    files = StudyFiles(config)
-    view = StudyView(storage, study, config, files)
+    files = StudyFiles(request)
+    view = StudyView(storage, study, request, files)
     server = _listen(place)
     logging.getLogger("optuna_dashboard").addHandler(logging.NullHandler())  # failures are told in one line below
     logging.getLogger("optuna_dashboard").propagate = False
-    pages = _allow_only_notes(wsgi(view, artifact_store=files), lambda: _may_write(config.storage))
+    pages = _allow_only_notes(wsgi(view, artifact_store=files), lambda: _may_write(request.storage))
     server.set_app(_check_host(place.host, _tell_failures(pages)))
     address = server.server_address[0]
     shown = f"[{place.host}]" if ":" in place.host else place.host

@@ -11,13 +11,15 @@ from optuna import Study
 from costmodels.job.parallel_config import ConfigGrid, Value
 from tuner.answers.gain import Compared, compared_in
 from tuner.answers.reference import Reference, reference_of
-from tuner.forecast.planned_candidates import plans_in
+from tuner.forecast.planned_candidates import prepare_stored
+from tuner.forecast.prepared import Prepared
 from tuner.search.failures import FailureConclusion, failure_conclusions
 from tuner.search.population import P_STAR, Moment, read_moments
 from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.stopping import StopReason
 from tuner.storage.record import HISTORY, STOP_REASON, TrialRecord, best_record, read_records
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 Key = tuple[Value, ...]
 """Values of a candidate's dimensions."""
@@ -28,7 +30,7 @@ class Snapshot:
     """State of a study in the storage.
 
     Attributes:
-        config: Study as its file describes it.
+        prepared: Study, with the plans that its trials ran.
         records: Trials in the order of their numbers.
         best: First trial of the fastest candidate, with the step time of all its trials; None before any.
         extrapolated: Best configuration inferred from proxy jobs, if no full-size trial has completed.
@@ -40,7 +42,7 @@ class Snapshot:
         history: Text on the knowledge taken from earlier studies.
     """
 
-    config: StudyConfig
+    prepared: Prepared
     records: tuple[TrialRecord, ...]
     best: TrialRecord | None
     extrapolated: Extrapolated | None
@@ -50,6 +52,11 @@ class Snapshot:
     p_star: float | None
     stop_reason: StopReason | None
     history: str
+
+    @property
+    def request(self) -> StudyRequest:
+        """Study as its file describes it."""
+        return self.prepared.request
 
     @property
     def is_running(self) -> bool:
@@ -69,18 +76,18 @@ class Snapshot:
         return self.compared.reference if self.compared else None
 
 
-def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any], *, is_running: bool) -> Snapshot:
+def snapshot_of(request: StudyRequest, study: Study, attributes: Mapping[str, Any], *, is_running: bool) -> Snapshot:
     """Read the present state of a study, whose user attributes the caller has read already."""
-    config = plans_in(config, study)
+    prepared = prepare_stored(request, study)
     records = tuple(read_records(study))
     best = best_record(records)
     stopped = None if is_running else StopReason(attributes.get(STOP_REASON, StopReason.INTERRUPTED))
     return Snapshot(
-        config=config,
+        prepared=prepared,
         records=records,
         best=best,
         extrapolated=None if best else extrapolated_of(attributes),
-        compared=compared_in(config, reference_of(config, study), records, best, attributes),
+        compared=compared_in(prepared.problem, reference_of(prepared.problem, study), records, best, attributes),
         moments=read_moments(study),
         conclusions=failure_conclusions(attributes),
         p_star=attributes.get(P_STAR),
@@ -89,12 +96,12 @@ def snapshot_of(config: StudyConfig, study: Study, attributes: Mapping[str, Any]
     )
 
 
-def step_errors(config: StudyConfig, candidates: Sequence[Mapping[str, Value]]) -> dict[Key, float]:
+def step_errors(problem: Problem, candidates: Sequence[Mapping[str, Value]]) -> dict[Key, float]:
     """Compute one standard deviation of the logarithm of each candidate's predicted step time."""
     if not candidates:
         return {}
-    grid = ConfigGrid.from_configs([config.config_of(each) for each in candidates], config.options.opened)
-    uncertainty = config.subject.uncertainty(grid)
+    grid = ConfigGrid.from_configs([problem.config_of(each) for each in candidates], problem.options.opened)
+    uncertainty = problem.subject.uncertainty(grid)
     if uncertainty is None:
         return {}
     return {tuple(each.values()): float(error) for each, error in zip(candidates, uncertainty.log_error, strict=True)}

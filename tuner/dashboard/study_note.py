@@ -58,7 +58,7 @@ def _round(value: float) -> float:
 
 def _headline(seen: Snapshot) -> str:
     if seen.best is not None:
-        source = seen.config.backend.source_in_words
+        source = seen.request.trials.backend.source_in_words
         words = [
             f"### Best so far: {seconds(seen.best.step_time_s)} per step",
             f"{code(in_words(seen.best.params))}, trial {seen.best.number}, {source}",
@@ -89,7 +89,7 @@ def _gain(compared: Compared) -> str:
 
 
 def _synthetic(seen: Snapshot) -> str:
-    if seen.config.backend.origin != "synthetic":
+    if seen.request.trials.backend.origin != "synthetic":
         return ""
     return "**SYNTHETIC**: these step times come from a simulated world, not from a measurement."
 
@@ -97,15 +97,15 @@ def _synthetic(seen: Snapshot) -> str:
 def _figures(seen: Snapshot) -> list[tuple[str, str]]:
     figures = [("search", _search(seen)), ("trials", _trials(seen))]
     if seen.p_star is not None:
-        limit = seen.config.search.confidence
+        limit = seen.request.search.confidence
         words = f"{seen.p_star:.2f} that no untried configuration is faster; the search stops above {limit:g}"
         figures.append(("confidence", words))
     if seen.best_step_s is not None:
-        tokens = seen.config.subject.throughput(seen.best_step_s)
+        tokens = seen.prepared.problem.subject.throughput(seen.best_step_s)
         figures += [] if tokens is None else [("throughput", f"{tokens:,.0f} tokens/s per device")]
-    if seen.best_step_s is not None and seen.config.limits.are_set:
-        training = limited_of(seen.config, seen.best, seen.extrapolated)
-        figures.append(("limits", limited_in_words(seen.config, training)))
+    if seen.best_step_s is not None and seen.request.economics.limits.are_set:
+        training = limited_of(seen.prepared, seen.best, seen.extrapolated)
+        figures.append(("limits", limited_in_words(seen.request.economics, training)))
     if seen.history:
         figures.append(("history", plain(seen.history)))
     return figures
@@ -124,7 +124,7 @@ def _trials(seen: Snapshot) -> str:
     told = ", ".join(f"{count:,} {words}" for words, count in kinds.most_common())
     saved = saved_s(seen.records)
     return (
-        f"{len(ended):,} of at most {seen.config.search.max_trials:,}"
+        f"{len(ended):,} of at most {seen.request.search.max_trials:,}"
         + (f": {told}" if told else "")
         + (f"; about {seconds(saved)} of steps saved" if saved else "")
     )

@@ -14,8 +14,9 @@ from tuner.dashboard.study_note import STATUS_WORDS
 from tuner.report.sections.accuracy import relative_error
 from tuner.report.words import MISSING, gibibytes, percent, plural, seconds
 from tuner.storage.record import TrialRecord
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest, TrialOptions
 from tuner.subject.ability import Ability
+from tuner.subject.problem import Problem
 from tuner.terminal.console import in_words
 
 GIB = 2**30
@@ -34,7 +35,7 @@ LEAST_PART = 0.005
 
 
 def trial_note(
-    config: StudyConfig,
+    request: StudyRequest,
     record: TrialRecord,
     reference: Reference | None,
     step_error: float | None,
@@ -47,11 +48,11 @@ def trial_note(
     """
     role = _role(record, reference)
     return paragraphs(
-        f"### {_headline(config, record)}",
+        f"### {_headline(request.trials, record)}",
         code(in_words(record.params)) + (f", {role}" if role else ""),
         _proxy(record),
         _reason(record),
-        _figures(config, record, step_error),
+        _figures(request.problem, record, step_error),
         _parts(record),
         _steps(record),
         _log(record, logs),
@@ -89,10 +90,10 @@ def _role(record: TrialRecord, reference: Reference | None) -> str:
     return reference.in_words if reference is not None and record.params == reference.values else ""
 
 
-def _headline(config: StudyConfig, record: TrialRecord) -> str:
+def _headline(trials: TrialOptions, record: TrialRecord) -> str:
     if record.step_time_s is None:
         return _status(record)
-    return f"{seconds(record.step_time_s)} per step, {config.backend.source_in_words}"
+    return f"{seconds(record.step_time_s)} per step, {trials.backend.source_in_words}"
 
 
 def _proxy(record: TrialRecord) -> str:
@@ -113,7 +114,7 @@ def _reason(record: TrialRecord) -> str:
     return f"**Reason**: {plain(reason)}" if reason else ""
 
 
-def _figures(config: StudyConfig, record: TrialRecord, step_error: float | None) -> str:
+def _figures(problem: Problem, record: TrialRecord, step_error: float | None) -> str:
     predicted, observation = record.prediction, None if record.is_proxy else record.observation
     if not predicted:
         return ""
@@ -125,14 +126,14 @@ def _figures(config: StudyConfig, record: TrialRecord, step_error: float | None)
     error = relative_error(record)
     off = "" if error is None else f", {percent(error, signed=True)} off"
     throughputs = [
-        MISSING if told_s is None or (found := config.subject.throughput(told_s)) is None else f"{found:,.0f}"
+        MISSING if told_s is None or (found := problem.subject.throughput(told_s)) is None else f"{found:,.0f}"
         for told_s in (step_s, measured_s)
     ]
     return table(
         ["", "predicted", "measured"],
         [
             ["step", seconds(step_s) + known + off, seconds(measured_s)],
-            *([["tokens/s per device", *throughputs]] if config.subject.has(Ability.TOKENS) else []),
+            *([["tokens/s per device", *throughputs]] if problem.subject.has(Ability.TOKENS) else []),
             [
                 "memory of the fullest device",
                 f"{gibibytes(predicted['peak_memory_bytes'])} of {gibibytes(predicted['memory_capacity_bytes'])}",

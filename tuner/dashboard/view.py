@@ -39,7 +39,7 @@ from tuner.run.driver import DRIVER
 from tuner.run.studies import is_driven
 from tuner.search.optuna_inside import FrozenStudy, study_id_of, trial_id_of
 from tuner.storage.record import SPENT_S, TrialRecord
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 NOTES = "dashboard:"
 """Prefix of the system attributes under which the dashboard keeps notes."""
@@ -130,11 +130,11 @@ class StudyView(BaseStorage):
         self,
         storage: BaseStorage,
         study: Study,
-        config: StudyConfig,
+        request: StudyRequest,
         files: StudyFiles,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._storage, self._study, self._config, self._files = storage, study, config, files
+        self._storage, self._study, self._config, self._files = storage, study, request, files
         self._study_id = storage.get_study_id_from_name(study.study_name)
         self._lock = threading.Lock()
         self._clock, self._read_s = clock, 0.0
@@ -195,7 +195,7 @@ class StudyView(BaseStorage):
             for record in snapshot.records
             if record.number in noted and record.prediction and tuple(record.params.values()) not in self._errors
         }
-        self._errors |= step_errors(self._config, list(missing.values()))
+        self._errors |= step_errors(self._config.problem, list(missing.values()))
         found = {}
         for record in snapshot.records:
             page, has_note = self._ended.get(record.number), record.number in noted

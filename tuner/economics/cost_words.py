@@ -6,8 +6,8 @@ from hardware.price_file import Prices
 from hardware.time_units import DAY_S
 from tuner.economics.costs import CostComparison, Offer
 from tuner.economics.training import Training
-from tuner.study_file.config import StudyConfig
 from tuner.study_file.cost_keys import MAX_COST, MAX_DAYS, Limits
+from tuner.study_file.request import Economics
 
 
 def money(amount: float) -> str:
@@ -35,20 +35,20 @@ def broken_in_words(offer: Offer, found: CostComparison) -> str:
     return _excess_in_words(offer.days, offer.cost, found.limits, found.prices)
 
 
-def limited_in_words(config: StudyConfig, training: Training | None) -> str:
+def limited_in_words(economics: Economics, training: Training | None) -> str:
     """Describe time and cost of the tokens of a study's `limits:`, and the limits that they break; empty without any.
 
     Limits of a training whose tokens nobody has said cannot be checked, and are said to be not.
     """
     if training is None:
-        unchecked = " and ".join(f"limits.{name}" for name in config.limits.names)
+        unchecked = " and ".join(f"limits.{name}" for name in economics.limits.names)
         return f"{unchecked}: not checked, because limits.tokens is not given" if unchecked else ""
-    told = f"{config.limits.tokens:g} tokens take {days(training.seconds)} days"
-    if training.cost is not None and config.prices is not None:
-        told += f" and {money(training.cost)} {config.prices.currency}"
-    broken = _excess_in_words(training.seconds / DAY_S, training.cost, config.limits, config.prices)
+    told = f"{economics.limits.tokens:g} tokens take {days(training.seconds)} days"
+    if training.cost is not None and economics.prices is not None:
+        told += f" and {money(training.cost)} {economics.prices.currency}"
+    broken = _excess_in_words(training.seconds / DAY_S, training.cost, economics.limits, economics.prices)
     if not training.breaks:
-        return told + (", within the limits" if config.limits.are_set else "")
+        return told + (", within the limits" if economics.limits.are_set else "")
     return f"{told}: {broken}, which breaks {' and '.join(f'limits.{name}' for name in training.breaks)}"
 
 

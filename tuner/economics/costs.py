@@ -23,10 +23,11 @@ from hardware.cluster import Cluster
 from hardware.price_file import Prices
 from hardware.time_units import DAY_S, HOUR_S
 from tuner.forecast.pareto import front_chances, pareto_front
+from tuner.forecast.planned_candidates import prepare_stored
 from tuner.forecast.sizes import Size, best_by_size
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
+from tuner.study_file.request import StudyRequest
 
 KWH_J = 3.6e6
 NUM_DRAWS = 1_000
@@ -162,7 +163,7 @@ class CostComparison:
 
 
 def compare_costs(
-    config: StudyConfig,
+    request: StudyRequest,
     tokens: float,
     hosts: Sequence[int],
     clusters: Sequence[Cluster],
@@ -174,7 +175,7 @@ def compare_costs(
     """Compare what a training takes on each size of each cluster.
 
     Args:
-        config: Study.
+        request: Study.
         tokens: Number of tokens.
         hosts: Numbers of hosts of each cluster.
         clusters: Clusters of equal hosts; empty for the study's own.
@@ -185,14 +186,14 @@ def compare_costs(
     Raises:
         ConfigError: A size has too many configurations to predict, or the storage cannot be read.
     """
-    steps = math.ceil(tokens / config.setting.job.tokens_per_step)
-    correction = _measured_correction(config)
-    own = _hosts_of(config.cluster)
+    steps = math.ceil(tokens / request.problem.setting.job.tokens_per_step)
+    correction = _measured_correction(request)
+    own = _hosts_of(request.problem.cluster)
     offers: list[Offer] = []
     sources: list[ErrorSources] = []
     count = len(hosts) * max(len(clusters), 1)
     on_size(0, count)
-    for size in best_by_size(config, hosts, clusters):
+    for size in best_by_size(request, hosts, clusters):
         if size.config is None:
             offers.append(Offer(size=size))
             continue
@@ -314,11 +315,11 @@ def _hosts_of(cluster: Cluster) -> tuple[object, ...]:
     return tuple((group.device, group.devices_per_host, group.intra_links, group.nic_links) for group in cluster.groups)
 
 
-def _measured_correction(config: StudyConfig) -> float:
+def _measured_correction(request: StudyRequest) -> float:
     """Return the ratio of the best configuration's measured step time to its predicted one; 1 without a measurement."""
-    study = StoredStudies(config.storage).look(config.name)
+    study = StoredStudies(request.storage).look(request.name)
     if study is None:
         return 1.0
     from tuner.economics.training import measured_correction  # noqa: PLC0415 # it loads Optuna
 
-    return measured_correction(config, study)
+    return measured_correction(prepare_stored(request, study), study)

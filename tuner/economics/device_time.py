@@ -21,7 +21,7 @@ from trials.backend import Observation
 from tuner.answers.gain import Compared
 from tuner.answers.reference import Reference
 from tuner.storage.record import TrialRecord
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,44 +71,46 @@ class Payback:
     seconds: float
 
 
-def device_time_of(config: StudyConfig, records: Sequence[TrialRecord]) -> DeviceTime:
+def device_time_of(request: StudyRequest, records: Sequence[TrialRecord]) -> DeviceTime:
     """Return the device time of the trials that have ended."""
-    full_size = config.cluster.num_devices
+    full_size = request.problem.cluster.num_devices
     steps_device_s = startup_device_s = 0.0
     for record in records:
         if record.observation is None or not record.finished or record.observation.taken_from:
             continue
         devices = record.proxy.config.num_devices if record.proxy else full_size
-        if config.backend.trains:
+        if request.trials.backend.trains:
             total_s, startup_s = _wall_s(record.observation), _startup_s(record.observation)
         else:
             total_s, startup_s = sum(record.observation.step_times_s), 0.0
         steps_device_s += devices * (total_s - startup_s)
         startup_device_s += devices * startup_s
     return DeviceTime(
-        steps_device_s=steps_device_s, startup_device_s=startup_device_s if config.backend.trains else None
+        steps_device_s=steps_device_s, startup_device_s=startup_device_s if request.trials.backend.trains else None
     )
 
 
-def payback_of(config: StudyConfig, compared: Compared | None, records: Sequence[TrialRecord]) -> Payback | None:
+def payback_of(request: StudyRequest, compared: Compared | None, records: Sequence[TrialRecord]) -> Payback | None:
     """Return when the gain over the reference has paid for the trials, start-up included.
 
     None without a gain or a measured step of the reference, and where step times are not those of the wall clock that
     trials are paid by.
     """
     reference_s, gain = (compared.step_time_s, compared.gain) if compared is not None else (None, None)
-    if config.backend.clock != "wall" or not reference_s or gain is None or gain <= 1:
+    if request.trials.backend.clock != "wall" or not reference_s or gain is None or gain <= 1:
         return None
     # every step of training saves this much with the best configuration
     best_s = reference_s / gain
-    saved_device_s = (reference_s - best_s) * config.cluster.num_devices
-    steps = math.ceil(device_time_of(config, records).device_s / saved_device_s)
+    saved_device_s = (reference_s - best_s) * request.problem.cluster.num_devices
+    steps = math.ceil(device_time_of(request, records).device_s / saved_device_s)
     return Payback(steps=steps, seconds=steps * best_s)
 
 
-def device_time_json(config: StudyConfig, compared: Compared | None, records: Sequence[TrialRecord]) -> dict[str, Any]:
+def device_time_json(
+    request: StudyRequest, compared: Compared | None, records: Sequence[TrialRecord]
+) -> dict[str, Any]:
     """Return device time and pay-back under the keys of JSON."""
-    spent, payback = device_time_of(config, records), payback_of(config, compared, records)
+    spent, payback = device_time_of(request, records), payback_of(request, compared, records)
     return {
         "device_hours": spent.device_hours,
         "startup_device_hours": spent.startup_device_hours,

@@ -20,12 +20,14 @@ from tuner.answers.best import Best, best_known
 from tuner.answers.gain import Compared, Known
 from tuner.economics.device_time import device_time_of
 from tuner.forecast.candidates import predict_candidate, predict_with_errors
+from tuner.forecast.prepared import Prepared
 from tuner.forecast.sizes import best_by_size
 from tuner.search.proxy.extrapolation import Extrapolated
 from tuner.storage.record import TrialRecord, read_records
-from tuner.study_file.config import StudyConfig
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
+from tuner.study_file.request import Economics
 from tuner.subject.ability import Ability
+from tuner.subject.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,30 +140,32 @@ class TrainingEstimate:
 
 
 def estimate_training(
-    config: StudyConfig, study: Study | None, tokens: float, sizes: Sequence[int] = ()
+    prepared: Prepared, study: Study | None, tokens: float, sizes: Sequence[int] = ()
 ) -> TrainingEstimate | None:
     """Return what training on a number of tokens takes; None if no configuration fits.
 
     Args:
-        config: Study.
+        prepared: Study.
         study: Its stored counterpart; None for a study that was never run.
         tokens: Number of tokens.
         sizes: Numbers of hosts to predict too.
     """
-    best, records = best_known(config, study), read_records(study) if study is not None else []
+    best, records = best_known(prepared, study), read_records(study) if study is not None else []
     if best is None:
         return None
-    steps = math.ceil(tokens / config.setting.job.tokens_per_step)
+    steps = math.ceil(tokens / prepared.problem.setting.job.tokens_per_step)
     trainings = []
     compared = best.compared
     if compared is not None and compared.known is not Known.FAILED:
         reference = compared.reference
-        trainings.append(_training(config, reference.role, reference.config, best.source, compared.step_time_s, steps))
+        trainings.append(
+            _training(prepared, reference.role, reference.config, best.source, compared.step_time_s, steps)
+        )
     known_s = None if best.source == "predicted" else best.step_time_s
-    trainings.append(_training(config, "best", best.config, best.source, known_s, steps))
-    correction = _correction(config, best)
-    found = list(best_by_size(config, sizes))
-    spent = device_time_of(config, records)
+    trainings.append(_training(prepared, "best", best.config, best.source, known_s, steps))
+    correction = _correction(prepared.problem, best)
+    found = list(best_by_size(prepared.request, sizes))
+    spent = device_time_of(prepared.request, records)
     return TrainingEstimate(
         tokens=tokens,
         trainings=tuple(trainings),
@@ -175,8 +179,8 @@ def estimate_training(
                 step_time_s=correction * size.step_time_s,
                 range_s=None,
                 steps=steps,
-                per_hour=_price_per_hour(config, size.setting.cluster),
-                limits=config.limits,
+                per_hour=_price_per_hour(prepared.request.economics, size.setting.cluster),
+                limits=prepared.request.economics.limits,
             )
             for size in found
             if size.config is not None
@@ -188,50 +192,54 @@ def estimate_training(
     )
 
 
-def limited_training(config: StudyConfig, best: ParallelConfig, source: str, step_time_s: float) -> Training | None:
+def limited_training(prepared: Prepared, best: ParallelConfig, source: str, step_time_s: float) -> Training | None:
     """Return the training of `limits.tokens` with the best configuration; None where a study has no such limits.
 
     Args:
-        config: Study.
+        prepared: Study.
         best: Best configuration.
         source: Source of its step time.
         step_time_s: Step time of the configuration [s].
     """
-    tokens = config.limits.tokens
-    if tokens is None or not config.subject.has(Ability.TOKENS):
+    tokens = prepared.request.economics.limits.tokens
+    if tokens is None or not prepared.problem.subject.has(Ability.TOKENS):
         return None
-    steps = math.ceil(tokens / config.setting.job.tokens_per_step)
-    return _training(config, "best", best, source, step_time_s, steps)
+    steps = math.ceil(tokens / prepared.problem.setting.job.tokens_per_step)
+    return _training(prepared, "best", best, source, step_time_s, steps)
 
 
-def limited_of(config: StudyConfig, best: TrialRecord | None, extrapolated: Extrapolated | None) -> Training | None:
+def limited_of(prepared: Prepared, best: TrialRecord | None, extrapolated: Extrapolated | None) -> Training | None:
     """Return the training of `limits.tokens` with the answer of a study's trials; see `limited_training`."""
     if best is not None and best.step_time_s is not None:
-        return limited_training(config, config.config_of(best.params), config.backend.origin, best.step_time_s)
+        return limited_training(
+            prepared, prepared.problem.config_of(best.params), prepared.request.trials.backend.origin, best.step_time_s
+        )
     if extrapolated is not None:
-        return limited_training(config, config.config_of(extrapolated.config), "predicted", extrapolated.step_time_s)
+        return limited_training(
+            prepared, prepared.problem.config_of(extrapolated.config), "predicted", extrapolated.step_time_s
+        )
     return None
 
 
-def measured_correction(config: StudyConfig, study: Study) -> float:
+def measured_correction(prepared: Prepared, study: Study) -> float:
     """Return the ratio of the best configuration's measured step time to its predicted one; 1 without a measurement."""
-    best = best_known(config, study)
-    return 1.0 if best is None else _correction(config, best)
+    best = best_known(prepared, study)
+    return 1.0 if best is None else _correction(prepared.problem, best)
 
 
-def _correction(config: StudyConfig, best: Best) -> float:
-    if best.source != "measured" or not config.subject.has(Ability.SIZES):
+def _correction(problem: Problem, best: Best) -> float:
+    if best.source != "measured" or not problem.subject.has(Ability.SIZES):
         return 1.0
-    return best.step_time_s / float(predict_candidate(config, best.config)["step_time_s"])
+    return best.step_time_s / float(predict_candidate(problem, best.config)["step_time_s"])
 
 
 def _training(
-    config: StudyConfig, label: str, chosen: ParallelConfig, known: str, known_s: float | None, steps: int
+    prepared: Prepared, label: str, chosen: ParallelConfig, known: str, known_s: float | None, steps: int
 ) -> Training:
     """Return the training with one configuration, predicted where no trial has timed it.
 
     Args:
-        config: Study.
+        prepared: Study.
         label: What the configuration is.
         chosen: Configuration.
         known: Source of its step time, if that is known.
@@ -240,21 +248,21 @@ def _training(
     """
     step_time_s, range_s, source = known_s, None, known
     if step_time_s is None:
-        predicted = predict_with_errors(config, chosen)
+        predicted = predict_with_errors(prepared.problem, chosen)
         low_s, high_s = predicted["step_time_range_s"]
         step_time_s, range_s, source = float(predicted["step_time_s"]), (low_s, high_s), "predicted"
     return Training(
         label=label,
-        devices=config.cluster.num_devices,
+        devices=prepared.problem.cluster.num_devices,
         config=chosen,
         source=source,
         step_time_s=step_time_s,
         range_s=range_s,
         steps=steps,
-        per_hour=_price_per_hour(config, config.cluster),
-        limits=config.limits,
+        per_hour=_price_per_hour(prepared.request.economics, prepared.problem.cluster),
+        limits=prepared.request.economics.limits,
     )
 
 
-def _price_per_hour(config: StudyConfig, cluster: Cluster) -> float | None:
-    return None if config.prices is None else config.prices.per_hour(cluster)
+def _price_per_hour(economics: Economics, cluster: Cluster) -> float | None:
+    return None if economics.prices is None else economics.prices.per_hour(cluster)

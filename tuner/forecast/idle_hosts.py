@@ -16,7 +16,7 @@ from hardware.cluster import Cluster
 from tuner.forecast.candidates import Candidates, candidates_of, predict_candidate
 from tuner.forecast.ranked import Ranked
 from tuner.space.fewer_hosts import is_on_fewer, leaves_hosts_idle
-from tuner.study_file.config import StudyConfig
+from tuner.subject.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,49 +52,47 @@ class IdleHosts:
         return {"hosts": list(self.hosts), "device_share": self.device_share, "gain": self.gain}
 
 
-def idle_hosts_of(config: StudyConfig, chosen: ParallelConfig) -> IdleHosts | None:
+def idle_hosts_of(problem: Problem, chosen: ParallelConfig) -> IdleHosts | None:
     """Return the hosts that a configuration leaves idle and what that gains by the predictions; None if it uses all."""
-    if not is_on_fewer(config.cluster, chosen.assignment.hosts):
+    if not is_on_fewer(problem.cluster, chosen.assignment.hosts):
         return None
-    found = candidates_of(config)
-    fits = found.space.memory.fits(config.options.memory_headroom)
-    step_time_s = float(predict_candidate(config, chosen)["step_time_s"])
-    best_s = best_on_all_s(config, found, found.estimate.step_time_s, fits)
-    return _idle_hosts(config, chosen, step_time_s, best_s, is_predicted=True)
+    found = candidates_of(problem)
+    fits = found.space.memory.fits(problem.options.memory_headroom)
+    step_time_s = float(predict_candidate(problem, chosen)["step_time_s"])
+    best_s = best_on_all_s(problem, found, found.estimate.step_time_s, fits)
+    return _idle_hosts(problem, chosen, step_time_s, best_s, is_predicted=True)
 
 
-def idle_hosts_of_first(config: StudyConfig, candidates: Candidates, ranked: Ranked) -> IdleHosts | None:
+def idle_hosts_of_first(problem: Problem, candidates: Candidates, ranked: Ranked) -> IdleHosts | None:
     """Return the hosts that the first candidate of a ranking leaves idle and what that gains; None if it uses all."""
     first = int(ranked.order[0])
     chosen = candidates.space.grid.config(first)
-    if not is_on_fewer(config.cluster, chosen.assignment.hosts):
+    if not is_on_fewer(problem.cluster, chosen.assignment.hosts):
         return None
     # a simulated step is compared with simulated ones only
     comparable = ranked.fits & (ranked.is_simulated | ~ranked.is_simulated[first])
-    best_s = best_on_all_s(config, candidates, ranked.step_time_s, comparable)
+    best_s = best_on_all_s(problem, candidates, ranked.step_time_s, comparable)
     if not math.isfinite(best_s):
-        return idle_hosts_of(config, chosen)
-    return _idle_hosts(config, chosen, float(ranked.step_time_s[first]), best_s, is_predicted=False)
+        return idle_hosts_of(problem, chosen)
+    return _idle_hosts(problem, chosen, float(ranked.step_time_s[first]), best_s, is_predicted=False)
 
 
-def best_on_all_s(
-    config: StudyConfig, candidates: Candidates, step_time_s: FloatArray, fits: NDArray[np.bool_]
-) -> float:
+def best_on_all_s(problem: Problem, candidates: Candidates, step_time_s: FloatArray, fits: NDArray[np.bool_]) -> float:
     """Return the shortest step time of the candidates that fit and use all hosts [s]; inf without any."""
-    is_on_all = ~leaves_hosts_idle(config.cluster, candidates.space.grid)
+    is_on_all = ~leaves_hosts_idle(problem.cluster, candidates.space.grid)
     return float(step_time_s[is_on_all & fits].min(initial=math.inf))
 
 
-def notes_on_idle_hosts(config: StudyConfig, chosen: ParallelConfig) -> tuple[str, ...]:
+def notes_on_idle_hosts(problem: Problem, chosen: ParallelConfig) -> tuple[str, ...]:
     """Return the sentence on the hosts that a configuration leaves idle, as a note on its flags."""
-    found = idle_hosts_of(config, chosen)
+    found = idle_hosts_of(problem, chosen)
     return () if found is None else (f"hosts: this layout {found.in_words}",)
 
 
 def _idle_hosts(
-    config: StudyConfig, chosen: ParallelConfig, step_time_s: float, on_all_s: float, *, is_predicted: bool
+    problem: Problem, chosen: ParallelConfig, step_time_s: float, on_all_s: float, *, is_predicted: bool
 ) -> IdleHosts:
-    cluster = config.cluster
+    cluster = problem.cluster
     used = set(chosen.assignment.hosts)
     idle = tuple(host for host in range(cluster.num_hosts) if host not in used)
     return IdleHosts(

@@ -27,13 +27,15 @@ from costmodels.step.changed_layers import shape_keys
 from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError
+from tuner.forecast.prepared import Prepared
 from tuner.forecast.stored_subject import restore_subject
 from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
 from tuner.plans.layer_planning import AUTO_SHAPES, LayerPlanning, shape_text
 from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, summary_of
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig
 from tuner.study_file.meaning import first_difference
+from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 if TYPE_CHECKING:  # Optuna takes a second to load
     from optuna import Study
@@ -60,20 +62,69 @@ class _Found:
     by_hand: dict[str, Any] | None = None
 
 
-def plan_study(
-    config: StudyConfig,
+def prepare(
+    request: StudyRequest,
+    stored: StoredStudies,
+    chosen: ParallelConfig | None = None,
+    *,
+    runs: bool = False,
+    on_planned: OnPlanned = lambda _, __: None,
+) -> Prepared:
+    """Return the study with its layers planned, for all candidates or only the chosen configuration.
+
+    Plans in the study's storage are reused. Under `auto` only a run plans, so that other commands answer at once: they
+    take the plans that runs have made, unless a chosen configuration names a plan.
+
+    Args:
+        request: Request of the study file.
+        stored: Studies in its storage.
+        chosen: Configuration that alone is asked about; None for all candidates.
+        runs: Whether trials will run the plans.
+        on_planned: Function that is told the progress.
+
+    Raises:
+        ConfigError: The planner's pins cannot hold, or there are too many candidates to predict.
+    """
+    restore_subject(request, lambda: stored.look(request.name))
+    problem = request.problem
+    if problem.planning.name == "megatron":
+        return Prepared(request=request, problem=problem)
+    try:
+        if problem.planning.is_auto and not runs and (chosen is None or chosen.plan == HAND):
+            study = stored.look(request.name)
+            problem = problem if study is None else _with_stored(problem, _plans_of(request, study))
+        else:
+            study = stored.find(request.name)
+            known = None if study is None else _plans_of(request, study)
+            problem = plan_problem(problem, grid_to_plan(problem, chosen), stored=known, on_planned=on_planned)
+    except ConfigError as error:
+        raise error.in_file(request.file) from None
+    return Prepared(request=request, problem=problem)
+
+
+def prepare_stored(request: StudyRequest, study: Study) -> Prepared:
+    """Return the study with the plans that its stored counterpart holds, which the caller has opened."""
+    restore_subject(request, lambda: study)
+    problem = request.problem
+    if problem.planning.name != "megatron":
+        problem = _with_stored(problem, _plans_of(request, study))
+    return Prepared(request=request, problem=problem)
+
+
+def plan_problem(
+    problem: Problem,
     grid: ConfigGrid,
     *,
     stored: Mapping[str, Any] | None = None,
     on_planned: OnPlanned = lambda _, __: None,
-) -> StudyConfig:
-    """Return the study with the plans of these candidates, and with the dimension `plan` if some differ.
+) -> Problem:
+    """Return the problem with the plans of these candidates, and with the dimension `plan` if some differ.
 
     Only shapes are planned that `stored` lacks, which `as_stored` returned earlier. Under `auto` they are at most
     AUTO_SHAPES, those of the fastest predicted candidates.
 
     Args:
-        config: Study.
+        problem: Problem.
         grid: Candidates, with the plan by hand.
         stored: Plans made earlier.
         on_planned: Function that is told the progress.
@@ -81,17 +132,17 @@ def plan_study(
     Raises:
         ConfigError: Pins cannot hold.
     """
-    if config.planning.name == "megatron":
-        return config
+    if problem.planning.name == "megatron":
+        return problem
     changes = [_change_of(each) for each in stored["changes"]] if stored else []
     plans = dict(stored["plans"]) if stored else {}
-    setting = config.setting
-    tasks = layer_tasks(setting.job, setting.cluster, grid, config.planning)
-    if config.planning.is_auto and len(tasks) > AUTO_SHAPES:
-        tasks = _leading(config, grid, tasks)
+    setting = problem.setting
+    tasks = layer_tasks(setting.job, setting.cluster, grid, problem.planning)
+    if problem.planning.is_auto and len(tasks) > AUTO_SHAPES:
+        tasks = _leading(problem, grid, tasks)
     tasks = [task for task in tasks if shape_text(task.config) not in plans]
     if not tasks:
-        return _with_plans(config, changes, plans)
+        return _with_plans(problem, changes, plans)
     found: list[_Found] = []
     on_planned(0, len(tasks))
     with _start_planner(len(tasks)) as planned:
@@ -99,125 +150,78 @@ def plan_study(
             try:
                 found += planned(tasks[at : at + SHAPES_AT_ONCE])
             except ConfigError as error:
-                raise error.under("planner").in_file(config.file) from None
+                raise error.under("planner") from None
             on_planned(len(found), len(tasks))
-    found = _with_predictions(config, grid, found)
+    found = _with_predictions(problem, grid, found)
     plans |= {shape_text(task.config): each.summary for task, each in zip(tasks, found, strict=True)}
-    return _with_plans(config, [*changes, *(each.change for each in found if each.change is not None)], plans)
+    return _with_plans(problem, [*changes, *(each.change for each in found if each.change is not None)], plans)
 
 
-def plan_layers(config: StudyConfig, stored: StoredStudies, chosen: ParallelConfig | None = None) -> StudyConfig:
-    """Return the study with its layers planned, for all candidates or only the chosen configuration.
-
-    Layers that are planned already, or sharded by hand, stay as they are.
-
-    Raises:
-        ConfigError: The planner's pins cannot hold.
-    """
-    restore_subject(config, lambda: stored.look(config.name))
-    if config.planning.name == "megatron" or config.layer_plans:
-        return config
-    return plan_study(config, grid_to_plan(config, chosen), stored=stored_plans(config, stored))
-
-
-def predicted_plans(config: StudyConfig, stored: StoredStudies, chosen: ParallelConfig | None = None) -> StudyConfig:
-    """Return the study with the plans that predictions count: under `auto`, those that its runs have made.
-
-    A chosen configuration that names a plan is planned in any case.
-
-    Raises:
-        ConfigError: The planner's pins cannot hold.
-    """
-    if config.planning.is_auto and (chosen is None or chosen.plan == HAND):
-        return known_plans(config, stored)
-    return plan_layers(config, stored, chosen)
-
-
-def known_plans(config: StudyConfig, stored: StoredStudies) -> StudyConfig:
-    """Return the study with the plans that its storage holds; nothing is planned."""
-    if config.planning.name == "megatron" or config.layer_plans:
-        return config
-    study = stored.look(config.name)
-    return config if study is None else _with_stored(config, _plans_of(config, study))
-
-
-def plans_in(config: StudyConfig, study: Study) -> StudyConfig:
-    """Return the study with the plans that its stored counterpart holds, which the caller has opened."""
-    restore_subject(config, lambda: study)
-    return config if config.planning.name == "megatron" else _with_stored(config, _plans_of(config, study))
-
-
-def _with_stored(config: StudyConfig, stored: Mapping[str, Any] | None) -> StudyConfig:
+def _with_stored(problem: Problem, stored: Mapping[str, Any] | None) -> Problem:
     if not stored:
-        return config
-    return _with_plans(config, [_change_of(each) for each in stored["changes"]], stored["plans"])
+        return problem
+    return _with_plans(problem, [_change_of(each) for each in stored["changes"]], stored["plans"])
 
 
-def grid_to_plan(config: StudyConfig, chosen: ParallelConfig | None) -> ConfigGrid:
+def grid_to_plan(problem: Problem, chosen: ParallelConfig | None) -> ConfigGrid:
     """Return the candidates to plan, all with the plan by hand: those of the study, or the chosen configuration."""
     if chosen is None:
-        return config.space().grid
-    return ConfigGrid.from_configs([replace(chosen, plan=HAND)], config.options.opened)
+        return problem.space().grid
+    return ConfigGrid.from_configs([replace(chosen, plan=HAND)], problem.options.opened)
 
 
-def planned_in_words(config: StudyConfig) -> str:
+def planned_in_words(problem: Problem) -> str:
     """Return a sentence on the shapes that `auto` left by hand; empty if it planned all of them."""
-    if not config.planning.is_auto or not config.layer_plans:
+    if not problem.planning.is_auto or not problem.layer_plans:
         return ""
-    grid = config.space().grid
-    tasks = layer_tasks(config.setting.job, config.cluster, grid, config.planning)
-    left = [task for task in tasks if shape_text(task.config) not in config.layer_plans]
+    grid = problem.space().grid
+    tasks = layer_tasks(problem.setting.job, problem.cluster, grid, problem.planning)
+    left = [task for task in tasks if shape_text(task.config) not in problem.layer_plans]
     if not left:
         return ""
     return (
         f"sharding plans were made for the layers of the {len(tasks) - len(left)} leading of {len(tasks)} shapes; "
-        f"planner.name: {config.planning.name} plans all"
+        f"planner.name: {problem.planning.name} plans all"
     )
 
 
-def as_stored(config: StudyConfig) -> dict[str, Any]:
+def as_stored(problem: Problem) -> dict[str, Any]:
     """Return the plans of a study as JSON."""
-    changes = [asdict(change) for change in config.setting.runtime.layer_changes]
-    return {"changes": changes, "plans": dict(config.layer_plans)}
+    changes = [asdict(change) for change in problem.setting.runtime.layer_changes]
+    return {"changes": changes, "plans": dict(problem.layer_plans)}
 
 
-def stored_plans(config: StudyConfig, stored: StoredStudies) -> dict[str, Any] | None:
-    """Return the plans in the study's storage; None if there are none, or they are of another study of that name."""
-    study = stored.find(config.name)
-    return None if study is None else _plans_of(config, study)
-
-
-def _plans_of(config: StudyConfig, study: Study) -> dict[str, Any] | None:
+def _plans_of(request: StudyRequest, study: Study) -> dict[str, Any] | None:
     from tuner.storage.record import LAYER_PLANS, MEANING  # noqa: PLC0415 # it loads Optuna
 
     attributes = study.user_attrs
     meaning = attributes.get(MEANING)
-    if meaning is None or first_difference(meaning, json.loads(json.dumps(config.meaning))):
+    if meaning is None or first_difference(meaning, json.loads(json.dumps(request.meaning))):
         return None
     found: dict[str, Any] | None = attributes.get(LAYER_PLANS)
     return found
 
 
-def unused_pins(config: StudyConfig) -> tuple[str, ...]:
+def unused_pins(problem: Problem) -> tuple[str, ...]:
     """Return a sentence for each pin that no candidate's degrees allow."""
-    used = {each["pin"] for plan in config.layer_plans.values() if plan is not None for each in plan["pins"]}
+    used = {each["pin"] for plan in problem.layer_plans.values() if plan is not None for each in plan["pins"]}
     return tuple(
         f"planner.pins[{number}]: no candidate has the devices for {pin.in_words}"
-        for number, pin in enumerate(config.planning.pins)
+        for number, pin in enumerate(problem.planning.pins)
         if pin.in_words not in used
     )
 
 
-def by_hand(config: StudyConfig, chosen: ParallelConfig) -> dict[str, Any] | None:
+def by_hand(problem: Problem, chosen: ParallelConfig) -> dict[str, Any] | None:
     """Return the plan by hand of one configuration in the same form; None where it has nothing to shard."""
     grid = ConfigGrid.from_configs([chosen])
-    tasks = layer_tasks(config.setting.job, config.cluster, grid, LayerPlanning())
+    tasks = layer_tasks(problem.setting.job, problem.cluster, grid, LayerPlanning())
     return _plan(tasks[0], None).by_hand if tasks else None
 
 
-def _leading(config: StudyConfig, grid: ConfigGrid, tasks: Sequence[LayerTask]) -> list[LayerTask]:
+def _leading(problem: Problem, grid: ConfigGrid, tasks: Sequence[LayerTask]) -> list[LayerTask]:
     """Return the tasks of the shapes whose fastest candidates are predicted to be the fastest, at most AUTO_SHAPES."""
-    fastest_s = _fastest(config.setting, grid)
+    fastest_s = _fastest(problem.setting, grid)
     ordered = sorted(tasks, key=lambda task: fastest_s[shape_keys(ConfigGrid.from_configs([task.config]))[0]])
     return ordered[:AUTO_SHAPES]
 
@@ -231,14 +235,14 @@ def _fastest(setting: Setting, grid: ConfigGrid) -> dict[tuple[int, ...], float]
     return fastest
 
 
-def _with_predictions(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Found]) -> list[_Found]:
+def _with_predictions(problem: Problem, grid: ConfigGrid, found: Sequence[_Found]) -> list[_Found]:
     """Return the plans with the predicted step time of the fastest candidate of each shape, relative to by hand."""
     changes = tuple(each.change for each in found if each.change is not None)
     if not changes:
         return list(found)
-    setting = config.setting
+    setting = problem.setting
     changed = replace(setting, runtime=replace(setting.runtime, layer_changes=changes))
-    as_planned = replace(grid, plan=np.full(len(grid), DIMENSIONS["plan"].code_of(config.planning.name)))
+    as_planned = replace(grid, plan=np.full(len(grid), DIMENSIONS["plan"].code_of(problem.planning.name)))
     by_hand_s, planned_s = _fastest(setting, grid), _fastest(changed, as_planned)
     return [
         each
@@ -252,21 +256,14 @@ def _with_predictions(config: StudyConfig, grid: ConfigGrid, found: Sequence[_Fo
 
 
 def _with_plans(
-    config: StudyConfig, changes: Sequence[LayerChange], plans: Mapping[str, dict[str, Any] | None]
-) -> StudyConfig:
-    runtime = replace(config.setting.runtime, layer_changes=tuple(changes))
-    backend = config.backend.with_layer_changes(runtime.layer_changes)
-    assert backend is not None, "the study file refuses other trials, which run the plan by hand"
-    options = config.options
+    problem: Problem, changes: Sequence[LayerChange], plans: Mapping[str, dict[str, Any] | None]
+) -> Problem:
+    runtime = replace(problem.setting.runtime, layer_changes=tuple(changes))
+    options = problem.options
     if changes and "plan" not in options.opened:
         options = replace(options, opened=(*options.opened, "plan"))
-    return replace(
-        config,
-        subject=config.subject.with_setting(replace(config.setting, runtime=runtime)),
-        options=options,
-        backend=backend,
-        layer_plans=plans,
-    )
+    subject = problem.subject.with_setting(replace(problem.setting, runtime=runtime))
+    return replace(problem, subject=subject, options=options, layer_plans=plans)
 
 
 def _change_of(stored: Mapping[str, Any]) -> LayerChange:

@@ -13,9 +13,10 @@ from costmodels.simulator.leaders import LEADERS, is_worth_simulating, simulated
 from hardware.arrays import FloatArray, IntArray
 from tuner.forecast.candidates import Candidates, ranking
 from tuner.forecast.objective import rate_of
+from tuner.forecast.prepared import Prepared
 from tuner.search.objectives import COST, ENERGY
-from tuner.study_file.config import StudyConfig
 from tuner.subject.ability import Ability
+from tuner.subject.problem import Problem
 
 OnProgress = Callable[[str], None]
 
@@ -49,71 +50,70 @@ class Ranked:
     value: FloatArray | None = None
 
 
-def predicted_ranking(
-    config: StudyConfig, candidates: Candidates, *, on_progress: OnProgress = ignore_progress
-) -> Ranked:
+def predicted_ranking(prepared: Prepared, *, on_progress: OnProgress = ignore_progress) -> Ranked:
     """Return the ranking by the predictions, before any trial.
 
     Where hosts or links are unlike, or devices share adapters, the leaders by the closed form are simulated: they keep
     their places before all others, in the order of their simulated steps.
 
     Args:
-        config: Study.
-        candidates: Its candidates, with their predictions.
+        prepared: Study.
         on_progress: Function that is told what takes seconds.
     """
-    memory, order = candidates.space.memory, ranking(config, candidates)
+    problem, candidates = prepared.problem, prepared.candidates
+    memory, order = candidates.space.memory, ranking(problem, candidates)
     step_time_s, is_simulated = candidates.estimate.step_time_s.copy(), np.zeros(len(order), dtype=np.bool_)
-    if config.subject.has(Ability.LAYERS) and is_worth_simulating(config.cluster):
-        leaders = order[:LEADERS][memory.fits(config.options.memory_headroom)[order[:LEADERS]]]
+    if problem.subject.has(Ability.LAYERS) and is_worth_simulating(problem.cluster):
+        leaders = order[:LEADERS][memory.fits(problem.options.memory_headroom)[order[:LEADERS]]]
         on_progress(f"simulating the {len(leaders)} fastest predictions, because stages or links are unlike")
-        step_time_s[leaders] = simulated_times_s(config.setting, candidates.space.grid, leaders, memory=memory)
+        step_time_s[leaders] = simulated_times_s(problem.setting, candidates.space.grid, leaders, memory=memory)
         is_simulated[leaders] = True
         order[: len(leaders)] = leaders[np.argsort(step_time_s[leaders], kind="stable")]
     ranked = Ranked(
         order=order,
         step_time_s=step_time_s,
         peak_bytes=np.asarray(memory.peak_bytes, dtype=np.float64),
-        fits=memory.fits(config.options.memory_headroom),
+        fits=memory.fits(problem.options.memory_headroom),
         is_measured=np.zeros(len(order), dtype=np.bool_),
         is_simulated=is_simulated,
         num_trials=0,
     )
-    return by_objective(config, candidates, ranked)
+    return by_objective(prepared, ranked)
 
 
-def by_objective(config: StudyConfig, candidates: Candidates, ranked: Ranked) -> Ranked:
+def by_objective(prepared: Prepared, ranked: Ranked) -> Ranked:
     """Return a ranking in the order of the study's one value; of two values the step time orders."""
-    if config.objective not in ((COST,), (ENERGY,)):
+    objective, candidates = prepared.problem.objective, prepared.candidates
+    if objective not in ((COST,), (ENERGY,)):
         return ranked
-    value = ranked.step_time_s * rate_of(config.objective[0], config, candidates.space.grid, candidates.estimate)
+    value = ranked.step_time_s * rate_of(objective[0], prepared, candidates.space.grid, candidates.estimate)
     # equal values stay in the order of the step times
     place = np.argsort(ranked.order)
     return replace(ranked, order=np.lexsort((place, value, ~ranked.fits)), value=value)
 
 
-def row_of(config: StudyConfig, candidates: Candidates, ranked: Ranked, place: int) -> dict[str, Any]:
+def row_of(prepared: Prepared, ranked: Ranked, place: int) -> dict[str, Any]:
     """Return the candidate at a place of the ranking, from 0, as plain values, with that of the study's objective."""
     # plain Python numbers, so that rows are JSON as they are
     position = int(ranked.order[place])
     step_time_s = float(ranked.step_time_s[position])
     unmeasured = "learned" if ranked.num_trials else "simulated" if ranked.is_simulated[position] else "predicted"
-    source = config.backend.origin if ranked.is_measured[position] else unmeasured
+    source = prepared.request.trials.backend.origin if ranked.is_measured[position] else unmeasured
     return {
-        **candidates.space.grid.values(position),
+        **prepared.candidates.space.grid.values(position),
         "step_time_s": step_time_s,
         "peak_memory_bytes": int(ranked.peak_bytes[position]),
         "fits": bool(ranked.fits[position]),
-        "tokens_per_s_per_device": config.subject.throughput(step_time_s),
+        "tokens_per_s_per_device": prepared.problem.subject.throughput(step_time_s),
         "source": source,
-        **({} if ranked.value is None else {config.objective[0]: float(ranked.value[position])}),
+        **({} if ranked.value is None else {prepared.problem.objective[0]: float(ranked.value[position])}),
     }
 
 
-def place_of_current(config: StudyConfig, candidates: Candidates, ranked: Ranked) -> int | None:
+def place_of_current(problem: Problem, candidates: Candidates, ranked: Ranked) -> int | None:
     """Return the place of the current configuration in the ranking, from 0; None without one."""
-    if config.current is None:
+    if problem.current is None:
         return None
     grid = candidates.space.grid
-    position = grid.positions().get(tuple(config.current.values(grid.dimensions).values()))
+    position = grid.positions().get(tuple(problem.current.values(grid.dimensions).values()))
     return None if position is None else int(np.flatnonzero(ranked.order == position)[0])

@@ -7,25 +7,25 @@ from tuner.forecast.candidates import Candidates
 from tuner.knobs.effects import predict, prior_of
 from tuner.search.knobs.knob_prior import KnobPrior
 from tuner.search.knobs.knob_space import KnobSpace, knob_space
-from tuner.study_file.config import StudyConfig
+from tuner.subject.problem import Problem
 
 
-def known_effects(config: StudyConfig, candidates: Candidates) -> dict[str, KnobPrior]:
+def known_effects(problem: Problem, candidates: Candidates) -> dict[str, KnobPrior]:
     """Return what is known of the effects of a study's known knobs, by name."""
-    if not config.known_knobs:
+    if not problem.known_knobs:
         return {}
-    predicted = predict(config.setting, candidates.space.grid)
-    knobs = {knob.name: knob for knob in config.knobs}
-    return {known.name: prior_of(known, knobs[known.name], predicted) for known in config.known_knobs}
+    predicted = predict(problem.setting, candidates.space.grid)
+    knobs = {knob.name: knob for knob in problem.knobs}
+    return {known.name: prior_of(known, knobs[known.name], predicted) for known in problem.known_knobs}
 
 
-def searched_knobs(config: StudyConfig, candidates: Candidates) -> KnobSpace | None:
+def searched_knobs(problem: Problem, candidates: Candidates) -> KnobSpace | None:
     """Return the knobs of a study beside its layouts; None if it has none."""
-    if not config.knobs:
+    if not problem.knobs:
         return None
     estimate = candidates.estimate
     shares = {part: estimate.breakdown_s[part] / estimate.step_time_s for part in BREAKDOWN}
-    priors = known_effects(config, candidates)
+    priors = known_effects(problem, candidates)
     return knob_space(
-        config.knobs, candidates.space.grid, candidates.features, shares, estimate.step_time_s, priors=priors
+        problem.knobs, candidates.space.grid, candidates.features, shares, estimate.step_time_s, priors=priors
     )

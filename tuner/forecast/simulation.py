@@ -18,34 +18,32 @@ from costmodels.step.step_time import StepEstimate
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.io.output_file import write_output
 from tuner.forecast.candidates import predict_candidate, prediction_json
-from tuner.study_file.config import StudyConfig
+from tuner.subject.problem import Problem
 
 SCHEDULE = "1f1b"
 """Schedule that all predictions assume; with chunks it is the interleaved one."""
 
 
-def simulate_candidate(config: StudyConfig, chosen: ParallelConfig, schedule: str = SCHEDULE) -> Simulation:
+def simulate_candidate(problem: Problem, chosen: ParallelConfig, schedule: str = SCHEDULE) -> Simulation:
     """Simulate one step of a configuration that can be launched, on the study's cluster.
 
     Raises:
         ConfigError: There is no such schedule, or not with this configuration.
     """
-    _check_schedule(config, chosen, schedule)
-    memory = _estimate_memory(config, chosen, schedule)
-    return simulate_step(config.setting, chosen, schedule=schedule, memory=memory)
+    _check_schedule(problem, chosen, schedule)
+    memory = _estimate_memory(problem, chosen, schedule)
+    return simulate_step(problem.setting, chosen, schedule=schedule, memory=memory)
 
 
-def simulation_json(
-    config: StudyConfig, chosen: ParallelConfig, schedule: str, simulation: Simulation
-) -> dict[str, Any]:
+def simulation_json(problem: Problem, chosen: ParallelConfig, schedule: str, simulation: Simulation) -> dict[str, Any]:
     """Return what `meshtune simulate` prints: a prediction, the closed form's step beside it, and every stage."""
     estimate = StepEstimate(
         step_time_s=np.array([simulation.step_time_s]),
         breakdown_s={part: np.array([seconds]) for part, seconds in simulation.breakdown_s.items()},
     )
-    memory = _estimate_memory(config, chosen, schedule)
-    closed_form = predict_candidate(config, chosen)
-    return prediction_json(config, estimate, memory, 0) | {
+    memory = _estimate_memory(problem, chosen, schedule)
+    closed_form = predict_candidate(problem, chosen)
+    return prediction_json(problem, estimate, memory, 0) | {
         "predicted_step_time_s": closed_form["step_time_s"],
         "predicted_breakdown_s": closed_form["breakdown_s"],
         "schedule": schedule,
@@ -74,12 +72,12 @@ def write_trace(simulation: Simulation, out: Path) -> None:
     write_output(out, gzip.compress(content, 6, mtime=0) if out.suffix == ".gz" else content, option="--trace")
 
 
-def _estimate_memory(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> MemoryEstimate:
-    grid = ConfigGrid.from_configs([chosen], config.options.opened)
-    return estimate_memory(config.setting, grid, schedule=schedule)
+def _estimate_memory(problem: Problem, chosen: ParallelConfig, schedule: str) -> MemoryEstimate:
+    grid = ConfigGrid.from_configs([chosen], problem.options.opened)
+    return estimate_memory(problem.setting, grid, schedule=schedule)
 
 
-def _check_schedule(config: StudyConfig, chosen: ParallelConfig, schedule: str) -> None:
+def _check_schedule(problem: Problem, chosen: ParallelConfig, schedule: str) -> None:
     """Check that a configuration can run under a schedule."""
     if schedule not in SCHEDULES:
         raise ConfigError("is no schedule", key="--schedule", value=schedule, nearest=did_you_mean(schedule, SCHEDULES))
@@ -90,7 +88,7 @@ def _check_schedule(config: StudyConfig, chosen: ParallelConfig, schedule: str) 
             value=schedule,
             nearest=f"vpp=1, or --schedule {SCHEDULE}",
         )
-    even = config.setting.job.global_batch_size // (chosen.dp * chosen.mbs)
+    even = problem.setting.job.global_batch_size // (chosen.dp * chosen.mbs)
     try:
         for num_micro_batches in chosen.assignment.micro_batches or (even,):
             pass_order(schedule, chosen.pp, chosen.vpp, num_micro_batches)

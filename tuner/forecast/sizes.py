@@ -19,12 +19,13 @@ from hardware.cluster import Cluster
 from hardware.cluster_file import MAX_DEVICES, cluster_from_mapping, cluster_names
 from hardware.device import device_names, find_device
 from hardware.io.errors import ConfigError, did_you_mean
-from tuner.forecast.planned_candidates import plan_study
+from tuner.forecast.planned_candidates import plan_problem
 from tuner.search.objectives import ENERGY
 from tuner.space.enumeration import Space, build_space
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 from tuner.subject.ability import Ability
 from tuner.subject.model import tokens_per_s_per_device
+from tuner.subject.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,29 +71,29 @@ class Size:
         }
 
 
-def parse_sizes(config: StudyConfig, text: str, clusters: Sequence[Cluster] = ()) -> tuple[int, ...]:
+def parse_sizes(request: StudyRequest, text: str, clusters: Sequence[Cluster] = ()) -> tuple[int, ...]:
     """Return the numbers of hosts that `--hosts 2,4,8` lists, in its order.
 
     `4..64` stands for both ends and the powers of two between them.
 
     Args:
-        config: Study.
+        request: Study.
         text: Text of the option.
         clusters: Clusters of equal hosts that are asked about in place of the study's own.
 
     Raises:
         ConfigError: An entry is no possible number of hosts, or comes twice, or a cluster has no one number.
     """
-    cluster = config.setting.cluster
-    if rule := config.subject.refusal(Ability.SIZES):
+    cluster = request.problem.setting.cluster
+    if rule := request.problem.subject.refusal(Ability.SIZES):
         raise ConfigError(
-            rule, file=config.file, key="--hosts", value=text, nearest="use a study with a model and a job"
+            rule, file=request.file, key="--hosts", value=text, nearest="use a study with a model and a job"
         )
     groups = cluster.groups
     if len(groups) > 1 and not clusters:
         raise ConfigError(
             f"needs a cluster of equal hosts, and this one has {len(groups)} groups",
-            file=config.file,
+            file=request.file,
             key="--hosts",
             value=text,
         )
@@ -149,67 +150,70 @@ def _find_hosts(name: str) -> Cluster:
     return cluster_from_mapping({"device": device.name, "hosts": 1}, Path())
 
 
-def best_by_size(config: StudyConfig, sizes: Sequence[int], clusters: Sequence[Cluster] = ()) -> Iterator[Size]:
+def best_by_size(request: StudyRequest, sizes: Sequence[int], clusters: Sequence[Cluster] = ()) -> Iterator[Size]:
     """Yield the best prediction on each number of hosts, with everything else as the study says.
 
     Args:
-        config: Study.
+        request: Study.
         sizes: Numbers of hosts.
         clusters: Clusters of equal hosts, on each of which every size is predicted; empty for the study's own.
 
     Raises:
         ConfigError: A size has too many configurations to predict.
     """
-    for each in clusters or (config.cluster,):
+    for each in clusters or (request.problem.cluster,):
         for hosts in sizes:
             cluster = each.with_hosts(hosts)
-            yield _predict_best(_study_on(config, cluster), cluster)
+            try:
+                yield _predict_best(_problem_on(request.problem, cluster), cluster)
+            except ConfigError as error:
+                raise error.in_file(request.file) from None
 
 
-def _study_on(config: StudyConfig, cluster: Cluster) -> StudyConfig:
-    """Return the study on a cluster of equal hosts; what was fitted to the study's own is not known of others."""
-    own = config.setting
+def _problem_on(problem: Problem, cluster: Cluster) -> Problem:
+    """Return the problem on a cluster of equal hosts; what was fitted to the study's own is not known of others."""
+    own = problem.setting
     if not set(cluster.devices) <= set(own.cluster.devices):
         runtime = replace(own.runtime, knows_cluster=False, knows_memory=False)
         own = replace(own, runtime=runtime)
-    options = config.options
-    if config.cluster.is_mixed:  # work is uneven because hosts are unlike, and here they are alike
+    options = problem.options
+    if problem.cluster.is_mixed:  # work is uneven because hosts are unlike, and here they are alike
         opened = tuple(name for name in options.opened if name != "assignment")
         options = replace(options, uneven=(), opened=opened)
-    return replace(config, subject=config.subject.with_setting(replace(own, cluster=cluster)), options=options)
+    current = problem.current
+    if current is not None and current.num_devices != cluster.num_devices:
+        current = None
+    subject = problem.subject.with_setting(replace(own, cluster=cluster))
+    return replace(problem, subject=subject, options=options, current=current)
 
 
-def _predict_best(config: StudyConfig, cluster: Cluster) -> Size:
-    setting, devices = config.setting, cluster.num_devices
-    current = config.current if config.current is not None and config.current.num_devices == devices else None
+def _predict_best(problem: Problem, cluster: Cluster) -> Size:
+    setting, devices = problem.setting, cluster.num_devices
     try:
         cluster.devices[0].peak_flop_per_s(setting.job.precision)
     except ConfigError as error:
         reason = f"{error.key} {error.value} {error.rule}"
         return Size(setting=setting, hosts=cluster.num_hosts, devices=devices, reason=reason)
-    try:
-        space = build_space(setting, config.options, current=current)
-    except ConfigError as error:
-        raise error.in_file(config.file) from None
+    space = build_space(setting, problem.options, current=problem.current)
     # layers are planned for candidates that fit only, because planning takes long
-    fitting = np.flatnonzero(space.memory.fits(config.options.memory_headroom))
+    fitting = np.flatnonzero(space.memory.fits(problem.options.memory_headroom))
     if not len(fitting):
         return Size(setting=setting, hosts=cluster.num_hosts, devices=devices, reason=_explain_none(space))
-    if config.planning.name != "megatron" and not config.planning.is_auto:
-        planned = plan_study(config, space.grid.take(fitting))
+    if problem.planning.name != "megatron" and not problem.planning.is_auto:
+        planned = plan_problem(problem, space.grid.take(fitting))
         setting = planned.setting
-        space = build_space(setting, planned.options, current=current)
-        fitting = np.flatnonzero(space.memory.fits(config.options.memory_headroom))
+        space = build_space(setting, planned.options, current=problem.current)
+        fitting = np.flatnonzero(space.memory.fits(problem.options.memory_headroom))
     estimate = estimate_step(setting, space.grid, memory=space.memory)
     power_w = mean_power_w(cluster, space.grid, estimate)
     # on like hosts the fastest is also the cheapest, but not always that of least energy
     value = estimate.step_time_s
-    if config.objective == (ENERGY,) and power_w is not None:
+    if problem.objective == (ENERGY,) and power_w is not None:
         value = value * power_w
     # the space may hold configurations that do not fit, such as the current one
     best = int(fitting[np.argmin(value[fitting])])
     step_time_s = float(estimate.step_time_s[best])
-    chance = space.memory.probability_of_fit(config.options.memory_headroom, memory_error_of(setting.runtime))
+    chance = space.memory.probability_of_fit(problem.options.memory_headroom, memory_error_of(setting.runtime))
     return Size(
         setting=setting,
         hosts=cluster.num_hosts,

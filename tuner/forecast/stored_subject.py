@@ -6,22 +6,22 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tuner.study_file.config import StudyConfig
 from tuner.study_file.meaning import first_difference
+from tuner.study_file.request import StudyRequest
 from tuner.subject.ability import Ability
 
 if TYPE_CHECKING:  # Optuna takes a second to load
     from optuna import Study
 
 
-def restore_subject(config: StudyConfig, look: Callable[[], Study | None]) -> None:
+def restore_subject(request: StudyRequest, look: Callable[[], Study | None]) -> None:
     """Let the subject of a study take over what its stored counterpart holds of it, if anything.
 
     Args:
-        config: Study.
+        request: Study.
         look: Function that looks up the stored counterpart; it is called only if the storage may hold something.
     """
-    if not config.subject.has(Ability.SHARDINGS):
+    if not request.problem.subject.has(Ability.SHARDINGS):
         return
     study = look()
     if study is None:
@@ -30,6 +30,6 @@ def restore_subject(config: StudyConfig, look: Callable[[], Study | None]) -> No
 
     attributes = study.user_attrs
     meaning = attributes.get(MEANING)
-    if meaning is None or first_difference(meaning, json.loads(json.dumps(config.meaning))):
+    if meaning is None or first_difference(meaning, json.loads(json.dumps(request.meaning))):
         return
-    config.subject.restore(attributes.get(OWN_PLANS, {}))
+    request.problem.subject.restore(attributes.get(OWN_PLANS, {}))

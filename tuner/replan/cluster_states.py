@@ -27,13 +27,13 @@ from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from hardware.dynamics import HostEvent, Interval, Trace, cluster_at, lost_hosts
 from hardware.io.errors import ConfigError
+from tuner.forecast.prepared import Prepared
 from tuner.search.observations import observations_on
 from tuner.search.parameters import PLAN, values_of
 from tuner.search.prior import ignore_progress, initial_posterior
 from tuner.space.enumeration import Space, build_space, launchable
 from tuner.space.fewer_hosts import IDLE_HOSTS
 from tuner.storage.history import past_of
-from tuner.study_file.config import StudyConfig
 
 MOST_KEPT = 64
 """Number of configurations considered in a cluster state: those predicted to be fastest before any trial."""
@@ -182,8 +182,8 @@ class Ranked:
 class Pricing:
     """Enumeration and pricing of one study's setups; repeated queries are computed once."""
 
-    def __init__(self, config: StudyConfig) -> None:
-        self.config, self.nominal = config, config.cluster
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared, self.nominal = prepared, prepared.problem.cluster
         self.all_hosts: Hosts = tuple(range(self.nominal.num_hosts))
         self._spaces: dict[Cluster, Space] = {}
         self._ranked: dict[ClusterState, Ranked] = {}
@@ -196,27 +196,30 @@ class Pricing:
         """Enumerate the study's candidates on a nominal cluster of some hosts."""
         if cluster not in self._spaces:
             if cluster == self.nominal:
-                self._spaces[cluster] = self.config.space()
+                self._spaces[cluster] = self.prepared.space
             else:
-                setting, options = replace(self.config.setting, cluster=cluster), self.config.options
+                setting, options = (
+                    replace(self.prepared.problem.setting, cluster=cluster),
+                    self.prepared.problem.options,
+                )
                 # the sets of hosts are chosen here already
                 options = replace(options, uneven=tuple(part for part in options.uneven if part != IDLE_HOSTS))
                 try:
                     self._spaces[cluster] = build_space(setting, options, current=None)
                 except ConfigError as error:
-                    raise error.in_file(self.config.file) from None
+                    raise error.in_file(self.prepared.request.file) from None
         return self._spaces[cluster]
 
     def ranked(self, state: ClusterState) -> Ranked:
         """Rank the configurations of a cluster state by predicted step time."""
         if state not in self._ranked:
             base, cluster = state
-            space, setting = self.space_on(base), self.config.setting
+            space, setting = self.space_on(base), self.prepared.problem.setting
             self._ranked[state] = Ranked(configs=(), best_s=math.inf)
             if len(space.grid):
                 changed = replace(setting, cluster=cluster)
                 step_time_s = estimate_step(changed, space.grid, memory=space.memory).step_time_s
-                misfit = ~space.memory.fits(self.config.options.memory_headroom)
+                misfit = ~space.memory.fits(self.prepared.problem.options.memory_headroom)
                 # Configurations that are predicted not to fit are kept, last: trials may have shown that they do fit.
                 order = np.lexsort((step_time_s, misfit))[:MOST_KEPT]
                 configs = tuple(map(space.grid.config, order.tolist()))
@@ -243,7 +246,7 @@ class Pricing:
                 break
             # Sets of hosts on which no configuration fits have no setups.
             memory = self.space_on(self.base(hosts)).memory
-            if memory.fits(self.config.options.memory_headroom).any():
+            if memory.fits(self.prepared.problem.options.memory_headroom).any():
                 found.append((self.ranked(self.state_of(trace, interval, hosts)).best_s, hosts))
         return tuple(hosts for _, hosts in sorted(found)[:MOST_SIZES])
 
@@ -256,7 +259,7 @@ class Pricing:
         rest = config.num_devices // config.dp
         for count in range(len(interval.hosts), 0, -1):
             hosts = fastest_hosts(interval, count)
-            setting = replace(self.config.setting, cluster=self.base(hosts))
+            setting = replace(self.prepared.problem.setting, cluster=self.base(hosts))
             devices = setting.cluster.num_devices
             # The degrees except dp must divide the devices, and the expert-parallel groups must divide the new dp.
             if devices % rest or devices >= self.nominal.num_devices or (devices // rest) % config.ep:
@@ -265,9 +268,9 @@ class Pricing:
             chosen = replace(config, dp=devices // rest, assignment=replace(config.assignment, hosts=()))
             if not launchable(setting, chosen):
                 continue
-            grid = ConfigGrid.from_configs([chosen], self.config.options.opened)
+            grid = ConfigGrid.from_configs([chosen], self.prepared.problem.options.opened)
             memory = estimate_memory(setting, grid)
-            if memory.fits(self.config.options.memory_headroom)[0]:
+            if memory.fits(self.prepared.problem.options.memory_headroom)[0]:
                 return Setup(hosts=hosts, config=chosen)
         return None
 
@@ -351,11 +354,13 @@ def _price_states(
     on_progress: Callable[[str], None],
 ) -> tuple[dict[ClusterState, dict[ParallelConfig, Figures]], int]:
     """Compute the figures of the pool's configurations that can run in each state, and the number of trials used."""
-    config, setting = pricing.config, pricing.config.setting
-    opened, headroom = config.options.opened, config.options.memory_headroom
+    prepared, setting = pricing.prepared, pricing.prepared.problem.setting
+    opened, headroom = prepared.problem.options.opened, prepared.problem.options.memory_headroom
     trials = [] if study is None else study.get_trials(deepcopy=False)
-    dimensions = {*config.dimensions} - {PLAN}  # a trial without it ran the plan by hand
-    tried = dict.fromkeys(config.config_of(values_of(trial)) for trial in trials if dimensions <= trial.params.keys())
+    dimensions = {*prepared.problem.dimensions} - {PLAN}  # a trial without it ran the plan by hand
+    tried = dict.fromkeys(
+        prepared.problem.config_of(values_of(trial)) for trial in trials if dimensions <= trial.params.keys()
+    )
     # The study's own candidates come first; in the nominal state they serve as the state's candidates.
     own = list(dict.fromkeys([*pool.get(pricing.nominal, {}), *tried]))
     own_grid = ConfigGrid.from_configs(own, opened)
@@ -366,7 +371,7 @@ def _price_states(
     ]
     observations = observations_on(own_grid, trials)
     # Without observations or history the posterior equals the predictions, so pricing skips the surrogate.
-    knows = bool(own) and (observations.num_decisions > 0 or bool(config.history))
+    knows = bool(own) and (observations.num_decisions > 0 or bool(prepared.request.history.entries))
     predicted_s = [
         estimate_step(replace(setting, cluster=cluster), grid, memory=memory).step_time_s
         for (_, cluster), grid, memory in zip(states, grids, memories, strict=True)
@@ -394,11 +399,11 @@ def _price_states(
     for at in changed:
         if states[at][0] == pricing.nominal:
             same_as[starts[at] : starts[at] + len(grids[at])] = np.arange(len(grids[at]))
-    measured = config.subject.measured_setting
+    measured = prepared.problem.subject.measured_setting
     posterior = initial_posterior(
         [(measured, np.arange(len(own)))],
         concatenate([own_grid, *(grids[at] for at in changed)]),
-        past_of(config),
+        past_of(prepared.request),
         other_clusters=[
             (
                 replace(measured, setting=replace(measured.setting, cluster=states[at][1])),

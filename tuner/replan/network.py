@@ -10,14 +10,14 @@ from hardware.cluster import Cluster
 from hardware.dynamics import Trace, cluster_at, lost_hosts
 from hardware.io.errors import ConfigError
 from hardware.trace_file import read_trace
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 
-def trace_of(config: StudyConfig, file: Path | None, *, option: str, value: str | None = None) -> Trace:
+def trace_of(request: StudyRequest, file: Path | None, *, option: str, value: str | None = None) -> Trace:
     """Read the trace of a file, or return the study's own trace.
 
     Args:
-        config: Study whose cluster the trace changes.
+        request: Study whose cluster the trace changes.
         file: File of the trace; None for the study's own.
         option: Command-line option that needs the trace, for the message.
         value: Value of that option, for the message.
@@ -26,21 +26,22 @@ def trace_of(config: StudyConfig, file: Path | None, *, option: str, value: str 
         ConfigError: No trace is given, or it cannot be read.
     """
     if file is not None:
-        return read_trace(file, config.cluster)
-    if config.trace is None:
+        return read_trace(file, request.problem.cluster)
+    if request.trace is None:
         raise ConfigError(
             "needs a trace, and the study's cluster has none",
-            file=config.file,
+            file=request.file,
             key=option,
             value=value,
             nearest="name a CSV file as cluster.trace, or on the command line",
         )
-    return config.trace
+    return request.trace
 
 
-def study_at(config: StudyConfig, trace: Trace, time_s: float) -> StudyConfig:
+def study_at(request: StudyRequest, trace: Trace, time_s: float) -> StudyRequest:
     """Return the study with its cluster in the state at `time_s`."""
-    return replace(config, subject=config.subject.on_cluster(cluster_at(config.cluster, trace, time_s)))
+    subject = request.problem.subject.on_cluster(cluster_at(request.problem.cluster, trace, time_s))
+    return replace(request, problem=replace(request.problem, subject=subject))
 
 
 def name_hosts(hosts: Collection[int]) -> str:

@@ -14,10 +14,10 @@ from costmodels.job.parallel_config import ParallelConfig
 from hardware.cluster import Cluster
 from hardware.dynamics import Interval, Trace
 from tuner.answers.best import best_known
+from tuner.forecast.prepared import Prepared
 from tuner.replan.cluster_states import Course, Figures, Hosts, Pricing, Setup, fastest_hosts, options_over
 from tuner.replan.replanning import Assumptions, course_of, find_stored
 from tuner.space.enumeration import launchable
-from tuner.study_file.config import StudyConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -67,8 +67,8 @@ class Change:
 class Watched:
     """Study whose cluster is watched: prices one state of the cluster after the other."""
 
-    def __init__(self, config: StudyConfig) -> None:
-        self.config, self._pricing = config, Pricing(config)
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared, self._pricing = prepared, Pricing(prepared)
 
     def price(self, trace: Trace, besides: Iterable[Setup] = ()) -> Present:
         """Price the state of the cluster after the last event of a trace.
@@ -80,15 +80,15 @@ class Watched:
         Raises:
             ConfigError: The study file contradicts the stored study.
         """
-        last = course_of(self.config, trace, None).intervals[-1]
+        last = course_of(self.prepared.problem, trace, None).intervals[-1]
         course = Course(trace=trace, intervals=(last,))
-        options = options_over(self._pricing, [course], list(besides), find_stored(self.config))
+        options = options_over(self._pricing, [course], list(besides), find_stored(self.prepared.request))
         figures = {options.setups[option]: one for option, one in options.figures[0][0].items()}
         return Present(interval=last, figures=figures, num_trials=options.num_trials)
 
     def best(self) -> Setup | None:
         """Return the study's best configuration on all hosts; None if no configuration works."""
-        found = best_known(self.config, find_stored(self.config))
+        found = best_known(self.prepared, find_stored(self.prepared.request))
         return None if found is None else Setup(hosts=self._pricing.all_hosts, config=found.config)
 
     def base(self, hosts: Hosts) -> Cluster:
@@ -101,7 +101,7 @@ class Watched:
             hosts = fastest_hosts(interval, count)
             base = self._pricing.base(hosts)
             if base.num_devices == config.num_devices and launchable(
-                replace(self.config.setting, cluster=base), config
+                replace(self.prepared.problem.setting, cluster=base), config
             ):
                 return Setup(hosts=hosts, config=config)
         return None

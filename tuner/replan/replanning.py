@@ -34,13 +34,15 @@ from costmodels.job.parallel_config import ParallelConfig
 from hardware.dynamics import Trace, intervals
 from hardware.io.errors import ConfigError
 from tuner.answers.best import best_known
+from tuner.forecast.prepared import Prepared
 from tuner.replan.cluster_states import Course, Figures, Options, Pricing, Setup, cluster_of, options_over
 from tuner.replan.network import name_hosts
 from tuner.replan.timeline import Choices, best_timeline, steps_of, unforeseen_timeline
 from tuner.run.studies import check_meaning
 from tuner.search.prior import ignore_progress
 from tuner.storage.opening import find_study
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 AFTER_LAST_S = 3600.0
 """Default length of a trace after its last event [s]."""
@@ -220,13 +222,13 @@ def end_of(trace: Trace, until_s: float | None) -> float:
     return until_s
 
 
-def course_of(config: StudyConfig, trace: Trace, until_s: float | None) -> Course:
+def course_of(problem: Problem, trace: Trace, until_s: float | None) -> Course:
     """Split a trace into its intervals."""
-    return Course(trace=trace, intervals=intervals(config.cluster, trace, end_of(trace, until_s)))
+    return Course(trace=trace, intervals=intervals(problem.cluster, trace, end_of(trace, until_s)))
 
 
 def replan_trace(
-    config: StudyConfig,
+    prepared: Prepared,
     trace: Trace,
     *,
     until_s: float | None = None,
@@ -237,7 +239,7 @@ def replan_trace(
     """Find the best timeline over a trace.
 
     Args:
-        config: Study whose cluster changes.
+        prepared: Study whose cluster changes.
         trace: Events that change the cluster.
         until_s: End of the plan [s]; None for the default.
         assumptions: Assumed costs of a change.
@@ -247,8 +249,12 @@ def replan_trace(
     Raises:
         ConfigError: An event happens after `until_s`, or the study file contradicts the stored study.
     """
-    course, pricing, study = course_of(config, trace, until_s), Pricing(config), find_stored(config)
-    found = best_known(config, study)
+    course, pricing, study = (
+        course_of(prepared.problem, trace, until_s),
+        Pricing(prepared),
+        find_stored(prepared.request),
+    )
+    found = best_known(prepared, study)
     staying = stays(pricing, course, found.config) if found else None
     # The setups of staying are priced in any case, so that both timelines rest on the same figures.
     besides = [setup for setup in dict.fromkeys(staying or ()) if setup is not None]
@@ -267,7 +273,7 @@ def replan_trace(
 
 
 def robust_choice(
-    config: StudyConfig,
+    prepared: Prepared,
     traces: Sequence[Trace],
     statistic: str,
     *,
@@ -278,7 +284,7 @@ def robust_choice(
     """Find the configuration with the best statistic of the time per token over several traces, if it is never changed.
 
     Args:
-        config: Study whose cluster changes.
+        prepared: Study whose cluster changes.
         traces: Possible sequences of events.
         statistic: Name of the statistic in STATISTICS.
         until_s: End of each trace [s]; None for the default.
@@ -288,9 +294,9 @@ def robust_choice(
     Raises:
         ConfigError: An event happens after `until_s`, or the study file contradicts the stored study.
     """
-    courses = [course_of(config, trace, until_s) for trace in traces]
-    pricing, study = Pricing(config), find_stored(config)
-    found = best_known(config, study)
+    courses = [course_of(prepared.problem, trace, until_s) for trace in traces]
+    pricing, study = Pricing(prepared), find_stored(prepared.request)
+    found = best_known(prepared, study)
     whole = pricing.all_hosts
     # Candidates: configurations that rank high in any state with all hosts, and the study's best.
     clusters = dict.fromkeys(
@@ -308,7 +314,7 @@ def robust_choice(
     )
     options = options_over(pricing, courses, list(besides), study, on_progress=on_progress)
     priced = [PricedCourse(course, options, at, assumptions) for at, course in enumerate(courses)]
-    tokens = config.setting.job.tokens_per_step
+    tokens = prepared.problem.setting.job.tokens_per_step
     of_traces = {
         one: tuple(
             on_trace(float(steps_of(each.choices, each.places(course)).sum()), each.until_s, tokens)
@@ -361,11 +367,11 @@ def stays(pricing: Pricing, course: Course, config: ParallelConfig) -> list[Setu
     return found
 
 
-def find_stored(config: StudyConfig) -> Study | None:
+def find_stored(request: StudyRequest) -> Study | None:
     """Return the stored study, checking that its trials match the study file; None before its first trial."""
-    study = find_study(config.storage, config.name)
+    study = find_study(request.storage, request.name)
     if study is not None and study.get_trials(deepcopy=False):
-        check_meaning(config, study)
+        check_meaning(request, study)
         return study
     return None
 
@@ -480,29 +486,29 @@ class PricedCourse:
         return "; ".join([*told, f"{more:,.0f} more steps until {until_s:g} s outweigh {switch_s:.0f} s of change"])
 
 
-def plan_json(config: StudyConfig, plan: Plan) -> dict[str, Any]:
+def plan_json(problem: Problem, plan: Plan) -> dict[str, Any]:
     """Build the JSON object of `meshtune replan`."""
     return {
-        "timeline": timeline_json(config, plan.best),
+        "timeline": timeline_json(problem, plan.best),
         "steps": plan.best.steps,
-        "tokens": plan.best.steps * config.setting.job.tokens_per_step,
+        "tokens": plan.best.steps * problem.setting.job.tokens_per_step,
         "gain_over_staying": plan.gain_over_staying,
         "staying": None
         if plan.staying is None
-        else {"timeline": timeline_json(config, plan.staying), "steps": plan.staying.steps},
+        else {"timeline": timeline_json(problem, plan.staying), "steps": plan.staying.steps},
         "until_s": plan.until_s,
         "assumptions": asdict(plan.assumptions),
         "trials": plan.num_trials,
     }
 
 
-def timeline_json(config: StudyConfig, timeline: Timeline) -> list[dict[str, Any]]:
+def timeline_json(problem: Problem, timeline: Timeline) -> list[dict[str, Any]]:
     """Build the JSON list of a timeline, with an object per interval."""
     return [
         {
             "from_s": one.from_s,
             "to_s": one.to_s,
-            "config": None if one.setup is None else one.setup.config.values(config.dimensions),
+            "config": None if one.setup is None else one.setup.config.values(problem.dimensions),
             "hosts": [] if one.setup is None else list(one.setup.hosts),
             "step_time_s": one.step_time_s,
             "steps": one.steps,
@@ -514,7 +520,7 @@ def timeline_json(config: StudyConfig, timeline: Timeline) -> list[dict[str, Any
     ]
 
 
-def robust_json(config: StudyConfig, choice: RobustChoice, traces: Sequence[str], statistic: str) -> dict[str, Any]:
+def robust_json(problem: Problem, choice: RobustChoice, traces: Sequence[str], statistic: str) -> dict[str, Any]:
     """Build the JSON object of `meshtune replan --robust`."""
 
     def told(of_traces: Sequence[OnTrace]) -> list[dict[str, Any]]:
@@ -526,7 +532,7 @@ def robust_json(config: StudyConfig, choice: RobustChoice, traces: Sequence[str]
     # JSON has no infinity: a configuration without any step gives null.
     ratio = choice.figure_best_s / choice.figure_s if math.isfinite(choice.figure_s) else math.inf
     return {
-        "config": None if choice.config is None else choice.config.values(config.dimensions),
+        "config": None if choice.config is None else choice.config.values(problem.dimensions),
         "statistic": statistic,
         "time_per_token_s": _finite(choice.figure_s),
         "traces": told(choice.of_traces) if choice.config else [],
@@ -534,7 +540,7 @@ def robust_json(config: StudyConfig, choice: RobustChoice, traces: Sequence[str]
         "staying": None
         if choice.best is None
         else {
-            "config": choice.best.values(config.dimensions),
+            "config": choice.best.values(problem.dimensions),
             "time_per_token_s": _finite(choice.figure_best_s),
             "traces": told(choice.of_traces_best),
         },

@@ -15,43 +15,44 @@ from tuner.report.figures import CANDIDATES, DRAW_SCRIPT, FAILED, INK, drawing
 from tuner.report.markup import Html, concatenate, section, tag
 from tuner.report.page import head_of
 from tuner.report.words import MISSING, gibibytes, in_short, percent, plural
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 HEIGHT = 520
 """Height of the figure [px]."""
 MWH_J = 1e3 * KWH_J
 
 
-def write_costs_page(config: StudyConfig, found: CostComparison, out: Path) -> Path:
+def write_costs_page(request: StudyRequest, found: CostComparison, out: Path) -> Path:
     """Write the page and return its path.
 
     Raises:
         ConfigError: `out` cannot be written.
     """
-    write_output(out, render_costs_page(config, found))
+    write_output(out, render_costs_page(request, found))
     return out
 
 
-def render_costs_page(config: StudyConfig, found: CostComparison) -> str:
+def render_costs_page(request: StudyRequest, found: CostComparison) -> str:
     """Render the whole page; equal comparisons give equal text."""
-    job = config.setting.job
+    job = request.problem.setting.job
     words = (
         f"{job.model.name} on {found.tokens:.4g} tokens: {plural(found.steps, 'step')} of {job.tokens_per_step:,} "
-        f"tokens, {job.precision}, {config.setting.runtime.name}; {prices_in_words(found)}"
+        f"tokens, {job.precision}, {request.problem.setting.runtime.name}; {prices_in_words(found)}"
     )
     second = "cost" if found.has_cost else "energy"
-    header = tag("header", tag("h1", f"{config.name}: what training costs"), tag("p", words))
+    header = tag("header", tag("h1", f"{request.name}: what training costs"), tag("p", words))
     main = tag(
         "main",
         section("answer", "Answer", *(tag("p", line) for line in _answer(found))),
         section(
             "front", f"Time and {second}", tag("p", _legend(found)), drawing(_figure(found), "front", height=HEIGHT)
         ),
-        section("offers", "Clusters and sizes", tag("div", _table(config, found), class_="scroll")),
+        section("offers", "Clusters and sizes", tag("div", _table(request.problem, found), class_="scroll")),
         *([section("without", "What does not fit", _without(found))] if not all(o.fits for o in found.offers) else []),
     )
-    body = tag("body", header, main, tag("footer", _footer(config)), tag("script", DRAW_SCRIPT))
-    page = tag("html", head_of(f"{config.name}: costs"), body, lang="en")
+    body = tag("body", header, main, tag("footer", _footer(request.file)), tag("script", DRAW_SCRIPT))
+    page = tag("html", head_of(f"{request.name}: costs"), body, lang="en")
     return concatenate(Html("<!DOCTYPE html>\n"), page, "\n")
 
 
@@ -150,7 +151,7 @@ def _height(offer: Offer, found: CostComparison) -> float | None:
     return None if offer.energy_j is None else offer.energy_j / MWH_J
 
 
-def _table(config: StudyConfig, found: CostComparison) -> Html:
+def _table(problem: Problem, found: CostComparison) -> Html:
     currency = found.prices.currency if found.prices is not None else "cost"
     heads = [
         "cluster",
@@ -170,11 +171,11 @@ def _table(config: StudyConfig, found: CostComparison) -> Html:
     head = tag(
         "tr", *(tag("th", name, class_="" if name in texts else "number") for name in heads), tag("th", "configuration")
     )
-    rows = [_row(offer, config) for offer in found.offers if offer.fits]
+    rows = [_row(offer, problem) for offer in found.offers if offer.fits]
     return tag("table", tag("thead", head), tag("tbody", *rows))
 
 
-def _row(offer: Offer, config: StudyConfig) -> Html:
+def _row(offer: Offer, problem: Problem) -> Html:
     size = offer.size
     mark = "\N{BLACK STAR} " if offer.on_front else "! " if offer.breaks else ""
     numbers = [
@@ -192,7 +193,7 @@ def _row(offer: Offer, config: StudyConfig) -> Html:
     ]
     cells = (tag("td", number, class_="number") for number in numbers)
     return tag(
-        "tr", tag("td", f"{mark}{offer.cluster.name}"), *cells, tag("td", _config_words(offer, config.dimensions))
+        "tr", tag("td", f"{mark}{offer.cluster.name}"), *cells, tag("td", _config_words(offer, problem.dimensions))
     )
 
 
@@ -215,8 +216,8 @@ def _without(found: CostComparison) -> Html:
     return tag("div", tag("table", tag("tbody", *rows)), class_="scroll")
 
 
-def _footer(config: StudyConfig) -> str:
+def _footer(file: str) -> str:
     return (
-        f"Written by Meshtune from {config.file}. Steps are predicted; restarts, evaluation and checkpoints are not "
+        f"Written by Meshtune from {file}. Steps are predicted; restarts, evaluation and checkpoints are not "
         "counted, nor are the cooling and losses of the building."
     )

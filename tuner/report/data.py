@@ -10,8 +10,9 @@ from trials.backend import Origin
 from tuner.answers.fewer_hosts import OnFewerHosts, phases_of
 from tuner.answers.gain import Compared, compared_in
 from tuner.answers.reference import Reference, reference_of
-from tuner.forecast.candidates import Candidates, candidates_of
-from tuner.forecast.planned_candidates import plans_in
+from tuner.forecast.candidates import Candidates
+from tuner.forecast.planned_candidates import prepare_stored
+from tuner.forecast.prepared import Prepared
 from tuner.forecast.ranked import Ranked, predicted_ranking
 from tuner.run.studies import is_running, stored_study
 from tuner.search.failures import FailureConclusion, failure_conclusions
@@ -20,7 +21,8 @@ from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.stopping import StopReason
 from tuner.storage.record import ORIGIN, STOP_REASON, TrialRecord, best_record, read_records
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -28,9 +30,8 @@ class ReportData:
     """Data of one study at one moment.
 
     Attributes:
-        config: Study as its file describes it.
-        candidates: Search space with the predictions of all candidates.
-        predicted: Their ranking by the predictions alone.
+        prepared: Study, with the plans that its trials ran.
+        predicted: Ranking of its candidates by the predictions alone.
         records: Trials in the order of their numbers.
         best: Fastest completed trial; None before the first.
         extrapolated: Best configuration inferred from proxy jobs, if no full-size trial has completed.
@@ -42,8 +43,7 @@ class ReportData:
         fewer_hosts: Trials that ran while hosts were lost.
     """
 
-    config: StudyConfig
-    candidates: Candidates
+    prepared: Prepared
     predicted: Ranked
     records: tuple[TrialRecord, ...]
     best: TrialRecord | None
@@ -56,18 +56,33 @@ class ReportData:
     fewer_hosts: tuple[OnFewerHosts, ...] = ()
 
     @property
+    def request(self) -> StudyRequest:
+        """Study as its file describes it."""
+        return self.prepared.request
+
+    @property
+    def problem(self) -> Problem:
+        """Candidates of the study, and what it minimizes."""
+        return self.prepared.problem
+
+    @property
+    def candidates(self) -> Candidates:
+        """Search space with the predictions of all candidates."""
+        return self.prepared.candidates
+
+    @property
     def reasons(self) -> dict[str, str]:
         """Reason of each active rule for removing configurations, and of the memory limit."""
-        config = self.config
-        free = f"{config.options.memory_headroom:.0%}"
-        return config.subject.rule_reasons(config.options) | {
+        options = self.problem.options
+        free = f"{options.memory_headroom:.0%}"
+        return self.problem.subject.rule_reasons(options) | {
             "memory": f"the predicted peak must leave {free} of the device's memory free"
         }
 
     @property
     def dimensions(self) -> tuple[str, ...]:
         """Names of what identifies a candidate: the eight degrees, the opened dimensions, and the knobs."""
-        return (*self.candidates.space.grid.dimensions, *(knob.name for knob in self.config.knobs))
+        return (*self.candidates.space.grid.dimensions, *(knob.name for knob in self.problem.knobs))
 
     @property
     def finished(self) -> tuple[TrialRecord, ...]:
@@ -95,8 +110,8 @@ class ReportData:
     def best_config(self) -> ParallelConfig | None:
         """Configuration of the fastest trial, or the one inferred from proxy jobs."""
         if self.best:
-            return self.config.config_of(self.best.params)
-        return self.config.config_of(self.extrapolated.config) if self.extrapolated else None
+            return self.problem.config_of(self.best.params)
+        return self.problem.config_of(self.extrapolated.config) if self.extrapolated else None
 
     @property
     def best_step_time_s(self) -> float | None:
@@ -108,7 +123,11 @@ class ReportData:
     @property
     def source_in_words(self) -> str:
         """Origin of the step times and, unless it is the wall clock, their clock."""
-        return self.config.backend.source_in_words if self.origin == self.config.backend.origin else self.origin
+        return (
+            self.request.trials.backend.source_in_words
+            if self.origin == self.request.trials.backend.origin
+            else self.origin
+        )
 
     @property
     def reference(self) -> Reference | None:
@@ -122,7 +141,7 @@ class ReportData:
 
     def mfu(self, step_time_s: float) -> float:
         """Compute the model FLOPs utilisation at a step time."""
-        return self.config.subject.utilisation(step_time_s)
+        return self.problem.subject.utilisation(step_time_s)
 
     @property
     def prior_choice(self) -> ParallelConfig | None:
@@ -138,31 +157,29 @@ Section = Callable[[ReportData], str]
 """Pure function that renders one part of the report as HTML."""
 
 
-def collect(config: StudyConfig) -> ReportData:
+def collect(request: StudyRequest) -> ReportData:
     """Read the study's trials and predict its candidates.
 
     Raises:
         ConfigError: The storage holds no such study.
     """
-    stored = StoredStudies(config.storage)
-    study = stored_study(config, stored)
-    config = plans_in(config, study)
+    stored = StoredStudies(request.storage)
+    study = stored_study(request, stored)
+    prepared = prepare_stored(request, study)
     records = read_records(study)
     best = best_record(records)
     stored_reason = study.user_attrs.get(STOP_REASON)
     stop_reason = None if stored_reason is None or is_running(study) else StopReason(stored_reason)
-    candidates = candidates_of(config)
     return ReportData(
-        config=config,
-        candidates=candidates,
-        predicted=predicted_ranking(config, candidates),
+        prepared=prepared,
+        predicted=predicted_ranking(prepared),
         records=tuple(records),
         best=best,
         extrapolated=None if best else extrapolated_of(study.user_attrs),
         stop_reason=stop_reason,
-        origin=study.user_attrs.get(ORIGIN, config.backend.origin),
-        compared=compared_in(config, reference_of(config, study), records, best, study.user_attrs),
+        origin=study.user_attrs.get(ORIGIN, request.trials.backend.origin),
+        compared=compared_in(prepared.problem, reference_of(prepared.problem, study), records, best, study.user_attrs),
         moments=read_moments(study),
-        fewer_hosts=phases_of(config, stored),
+        fewer_hosts=phases_of(request, stored),
         conclusions=failure_conclusions(study.user_attrs),
     )

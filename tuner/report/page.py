@@ -29,7 +29,7 @@ from tuner.report.sections.summary import summary_section
 from tuner.report.sections.trials import trials_section
 from tuner.report.style import COPY_SCRIPT, STYLE, WITHOUT_SCRIPTS
 from tuner.report.words import plural
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 from tuner.subject.ability import Ability
 
 SECTIONS: tuple[tuple[Section, Ability | None], ...] = (
@@ -57,26 +57,26 @@ APPENDIX: tuple[tuple[Section, Ability | None], ...] = (
 """Sections on how the search went, which stand at the end."""
 
 
-def write_report(config: StudyConfig, out: Path) -> Path:
+def write_report(request: StudyRequest, out: Path) -> Path:
     """Write the report of a study and return its path.
 
     Raises:
         ConfigError: The storage holds no such study, or `out` cannot be written.
     """
-    write_output(out, render_report(collect(config)))
+    write_output(out, render_report(collect(request)))
     return out
 
 
 def render_report(data: ReportData) -> str:
     """Render the whole page; equal data give equal text."""
     sections, appendix = (
-        [Html(section(data)) for section, need in group if need is None or data.config.subject.has(need)]
+        [Html(section(data)) for section, need in group if need is None or data.problem.subject.has(need)]
         for group in (SECTIONS, APPENDIX)
     )
     end = tag("h2", "Appendix: how the search went", class_="part")
     scripts = tag("script", DRAW_SCRIPT), tag("script", COPY_SCRIPT)
     body = tag("body", _header(data), tag("main", *sections, end, *appendix), _footer(data), *scripts)
-    return concatenate(Html("<!DOCTYPE html>\n"), tag("html", head_of(data.config.name), body, lang="en"), "\n")
+    return concatenate(Html("<!DOCTYPE html>\n"), tag("html", head_of(data.request.name), body, lang="en"), "\n")
 
 
 def head_of(title: str) -> Html:
@@ -110,7 +110,7 @@ def _digest(script: str) -> str:
 
 
 def _header(data: ReportData) -> Html:
-    subject = data.config.subject
+    subject = data.problem.subject
     devices = ", ".join(
         f"{group.num_devices:,} {group.device.name} in {plural(group.hosts, 'host')}"
         for group in subject.cluster.groups
@@ -119,11 +119,11 @@ def _header(data: ReportData) -> Html:
         "Most figures are drawn by scripts, which are blocked here; all texts and tables are complete without them."
     )
     return tag(
-        "header", tag("h1", data.config.name), tag("p", subject.title(devices)), tag("noscript", tag("p", without))
+        "header", tag("h1", data.request.name), tag("p", subject.title(devices)), tag("noscript", tag("p", without))
     )
 
 
 def _footer(data: ReportData) -> Html:
     ends = [record.ended_at for record in data.records if record.ended_at]
     until = f"; last trial ended {max(ends):%Y-%m-%d %H:%M}" if ends else ""
-    return tag("footer", f"Written by Meshtune from {data.config.file}{until}.")
+    return tag("footer", f"Written by Meshtune from {data.request.file}{until}.")

@@ -44,7 +44,7 @@ def _settle(ledger: Ledger, trial: FrozenTrial) -> Asked | None:
             Observation(
                 status=Status.CANCELLED,
                 reason="its driver died before the trial had a candidate of the study",
-                origin=ledger.tasks.config.backend.origin,
+                origin=ledger.tasks.prepared.request.trials.backend.origin,
             ),
         )
         return None
@@ -57,13 +57,13 @@ def _settle(ledger: Ledger, trial: FrozenTrial) -> Asked | None:
 
 def count_measured(ledger: Ledger) -> None:
     """Count the measurement of the current configuration that the study file states as a trial, once."""
-    config = ledger.tasks.config
-    observation, current = config.current_observation, config.current
+    prepared = ledger.tasks.prepared
+    observation, current = prepared.request.trials.current, prepared.problem.current
     if observation is None or current is None:
         return
     if any(record.observation and record.observation.taken_from for record in ledger.trials.records):
         return
-    params = params_of(current.values(config.dimensions))
+    params = params_of(current.values(prepared.problem.dimensions))
     position = ledger.tasks.sampler.position_of(params)
     assert position is not None, "the current configuration is always a candidate"
     # with its observation from the first: a driver that dies here leaves a trial that needs no devices

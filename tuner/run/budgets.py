@@ -44,7 +44,7 @@ class RunBudgets:
         """Return the trials that are to run again: none once a budget is spent, which cancels them."""
         if reason is None or reason not in HARD_BUDGETS:
             return todo
-        origin = self.ledger.tasks.config.backend.origin
+        origin = self.ledger.tasks.prepared.request.trials.backend.origin
         with interrupts_held():
             for number, _, _ in todo:
                 cancelled = Observation(status=Status.CANCELLED, reason=reason.sentence, origin=origin)

@@ -16,7 +16,7 @@ from trials.on_ray.leftovers import left_processes
 from tuner.run.driver import DRIVER, is_held
 from tuner.storage.integrity import trouble_of_storage
 from tuner.storage.opening import find_study
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,27 +34,27 @@ class Finding:
     advice: str
 
 
-def findings_of_study(config: StudyConfig) -> Iterator[Finding]:
+def findings_of_study(request: StudyRequest) -> Iterator[Finding]:
     """Yield the findings on a study's storage, its claim and its trials.
 
     Raises:
         ConfigError: The storage cannot be opened although its file is sound.
     """
     try:
-        trouble = trouble_of_storage(config.storage)
+        trouble = trouble_of_storage(request.storage)
     except NoRightsError as error:
-        yield Finding(what="rights", found=f"{config.storage}: {error}", advice=error.advice)
+        yield Finding(what="rights", found=f"{request.storage}: {error}", advice=error.advice)
         return
     if trouble:
         yield Finding(
             what="storage",
-            found=f"{config.storage}: {trouble}",
+            found=f"{request.storage}: {trouble}",
             advice="keep a copy of it as it is, and continue from a backup (`meshtune backup` makes them)",
         )
         return
-    study = find_study(config.storage, config.name)
+    study = find_study(request.storage, request.name)
     if study is None:
-        yield Finding(what="storage", found=f"it holds no study {config.name!r}", advice="`meshtune run` begins it")
+        yield Finding(what="storage", found=f"it holds no study {request.name!r}", advice="`meshtune run` begins it")
         return
     held = study.user_attrs.get(DRIVER)
     if held and is_held(held):

@@ -2,7 +2,8 @@
 
 On fewer hosts there are other candidates, and equal ones take another time. So each set of hosts has a study of its own
 in the same storage, a phase, with its own grid, trials and claim: whoever reads the storage finds studies like any
-other. The runs of the others are history to each (`StudyConfig.kin`). The whole study names its phases in an attribute.
+other. The runs of the others are history to each (`HistoryOptions.kin`). The whole study names its phases in an
+attribute.
 
 Trials that lose their hosts are left running, as by a driver that dies. The study adopts them when it goes on.
 The budgets of trials, time and device-hours are those of the whole study and its phases together.
@@ -14,7 +15,7 @@ world is simulated and its cluster has a trace, whose time is that for which the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
@@ -25,17 +26,17 @@ from trials.on_ray.executor import RayExecutor
 from trials.placement import NoRoomError
 from tuner.answers.fewer_hosts import phases_in, phases_of
 from tuner.economics.device_time import device_time_of
-from tuner.forecast.candidates import candidates_of
+from tuner.forecast.prepared import Prepared
 from tuner.run.executor import Executor
 from tuner.run.hosts import Expected
 from tuner.run.loop import run_study
 from tuner.run.progress import Progress, RunResult
-from tuner.run.studies import make_sampler, open_study
+from tuner.run.studies import make_sampler, open_study, prepared_of
 from tuner.search.prior import ignore_progress
 from tuner.search.stopping import StopReason
 from tuner.storage.record import PHASES, SPENT_S, read_records
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 from tuner.study_file.study_keys import SearchOptions
 from tuner.subject.ability import Ability
 
@@ -50,10 +51,10 @@ have to take a fifth less work (assumed)."""
 LOOK_EVERY_S = 2.0
 """Time between two looks at the nodes of a Ray cluster [s]."""
 
-OnHosts = Callable[[tuple[int, ...]], StudyConfig]
+OnHosts = Callable[[tuple[int, ...]], StudyRequest | Prepared]
 """Function that loads the study as one of its own on some of its hosts."""
 
-MakeExecutor = Callable[[StudyConfig], AbstractContextManager[Executor]]
+MakeExecutor = Callable[[Prepared], AbstractContextManager[Executor]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -62,17 +63,17 @@ class Followed:
 
     Attributes:
         result: Result of the study or the phase that ran last.
-        config: That study or phase.
+        prepared: That study or phase.
         hosts: Its hosts.
     """
 
     result: RunResult
-    config: StudyConfig
+    prepared: Prepared
     hosts: tuple[int, ...]
 
 
 def run_following(
-    config: StudyConfig,
+    study: StudyRequest | Prepared,
     on_hosts: OnHosts,
     *,
     on_progress: Callable[[Progress], None] = ignore_progress,
@@ -83,7 +84,7 @@ def run_following(
     """Run a study until it stops, on whatever hosts are there.
 
     Args:
-        config: Study, on all hosts.
+        study: Study, on all hosts.
         on_hosts: Function that loads the study on some of them.
         on_progress: Function that is told the progress of the run.
         ray_address: Address of the Ray cluster that runs the trials; see `run_study`.
@@ -93,21 +94,23 @@ def run_following(
     Raises:
         ConfigError: See `run_study`.
     """
-    everywhere = tuple(range(config.cluster.num_hosts))
-    follows_trace = config.trace is not None and config.backend.origin == "synthetic"
-    follows_ray = len(config.backend.hosts) > 1
-    if not config.subject.has(Ability.FEWER_HOSTS) or not (follows_trace or follows_ray):
-        executor = None if executor_of is None else executor_of(config)
-        result = run_study(config, on_progress=on_progress, ray_address=ray_address, executor=executor, clock=clock)
-        return Followed(result=result, config=config, hosts=everywhere)
-    following = _Following(config, on_hosts, everywhere)
+    prepared = prepared_of(study)
+    request = prepared.request
+    everywhere = tuple(range(request.problem.cluster.num_hosts))
+    follows_trace = request.trace is not None and request.trials.backend.origin == "synthetic"
+    follows_ray = len(request.trials.backend.hosts) > 1
+    if not request.problem.subject.has(Ability.FEWER_HOSTS) or not (follows_trace or follows_ray):
+        executor = None if executor_of is None else executor_of(prepared)
+        result = run_study(prepared, on_progress=on_progress, ray_address=ray_address, executor=executor, clock=clock)
+        return Followed(result=result, prepared=prepared, hosts=everywhere)
+    following = _Following(prepared, on_hosts, everywhere)
     hosts = following.first_hosts() if follows_trace else everywhere
     has_moved = False
     while True:
         phase = following.phase(hosts)
         if hosts != everywhere:
-            _name_phase(config, following.stored.find(config.name), phase, hosts)
-        now = following.trace_hosts(phase) if follows_trace else following.ray_hosts(clock)
+            _name_phase(prepared, following.stored.find(request.name), phase.request.name, hosts)
+        now = following.trace_hosts(phase.request.name) if follows_trace else following.ray_hosts(clock)
         try:
             result = run_study(
                 phase,
@@ -124,15 +127,15 @@ def run_following(
             left = following.usable(everywhere[: error.fitting])
         else:
             if result.stop_reason is not StopReason.HOSTS:
-                warnings = (*result.warnings, *(phase.in_words for phase in phases_of(config, following.stored)))
-                return Followed(result=replace(result, warnings=warnings), config=phase, hosts=hosts)
+                warnings = (*result.warnings, *(phase.in_words for phase in phases_of(request, following.stored)))
+                return Followed(result=replace(result, warnings=warnings), prepared=phase, hosts=hosts)
             left = result.hosts
         hosts, has_moved = left, True
         on_progress(
             Progress(
                 done=0,
                 running=0,
-                budget=config.search.max_trials,
+                budget=request.search.max_trials,
                 note=f"the study goes on with {len(left)} of {len(everywhere)} hosts",
             )
         )
@@ -145,16 +148,19 @@ class _Following:
         stored: Studies in its storage: that on all hosts, and its phases.
     """
 
-    def __init__(self, config: StudyConfig, on_hosts: OnHosts, everywhere: tuple[int, ...]) -> None:
-        self._config, self._on_hosts, self._everywhere = config, on_hosts, everywhere
-        self.stored = StoredStudies(config.storage)
+    def __init__(self, whole: Prepared, on_hosts: OnHosts, everywhere: tuple[int, ...]) -> None:
+        self._whole, self._load, self._everywhere = whole, on_hosts, everywhere
+        self.stored = StoredStudies(whole.request.storage)
         self._usable: dict[tuple[int, ...], tuple[int, ...]] = {everywhere: everywhere}
         self._seen: tuple[int, ...] | None = None
         self._seen_since_s = self._due_s = float("-inf")
 
+    def _on_hosts(self, hosts: tuple[int, ...]) -> Prepared:
+        return prepared_of(self._load(hosts))
+
     def first_hosts(self) -> tuple[int, ...]:
         """Return the hosts that the trace has at the time that the study has run."""
-        spent_s = sum(self._spent_s(one) for one in (self._config, *self._phases().values()))
+        spent_s = sum(self._spent_s(one) for one in self._requests())
         return self._traced(spent_s)
 
     def usable(self, left: tuple[int, ...]) -> tuple[int, ...]:
@@ -168,7 +174,7 @@ class _Following:
                 hosts = left[:count]
                 if found and count < LEAST_SHARE * len(found[0][1]):
                     break
-                candidates = candidates_of(self._on_hosts(hosts))
+                candidates = self._on_hosts(hosts).candidates
                 if len(candidates.space.grid):
                     found.append((float(candidates.estimate.step_time_s.min()), hosts))
             self._usable[left] = min(found)[1] if found else left
@@ -176,18 +182,20 @@ class _Following:
 
     def has_begun(self) -> bool:
         """Return whether the study has had a trial on all its hosts, or a phase."""
-        study = self.stored.find(self._config.name)
+        study = self.stored.find(self._whole.request.name)
         return study is not None and (bool(study.get_trials(deepcopy=False)) or bool(phases_in(study)))
 
-    def phase(self, hosts: tuple[int, ...]) -> StudyConfig:
+    def phase(self, hosts: tuple[int, ...]) -> Prepared:
         """Return the study on these hosts, with the budgets that the others leave, and these as its kin."""
-        own = self._config if hosts == self._everywhere else self._on_hosts(hosts)
-        others = [one for one in (self._config, *self._phases().values()) if one.name != own.name]
-        return replace(own, search=self._rest(own.search, others), kin=tuple(one.name for one in others))
+        own = self._whole if hosts == self._everywhere else self._on_hosts(hosts)
+        others = [one for one in self._requests() if one.name != own.request.name]
+        history = replace(own.request.history, kin=tuple(one.name for one in others))
+        search = self._rest(own.request.search, others)
+        return replace(own, request=replace(own.request, search=search, history=history))
 
-    def trace_hosts(self, phase: StudyConfig) -> Callable[[Executor, float], tuple[int, ...]]:
+    def trace_hosts(self, phase: str) -> Callable[[Executor, float], tuple[int, ...]]:
         """Return the function of `Expected` that looks into the trace."""
-        others = [one for one in (self._config, *self._phases().values()) if one.name != phase.name]
+        others = [one for one in self._requests() if one.name != phase]
         before_s = sum(map(self._spent_s, others))
         return lambda _executor, elapsed_s: self._traced(before_s + elapsed_s)
 
@@ -207,19 +215,22 @@ class _Following:
         return look
 
     def _traced(self, time_s: float) -> tuple[int, ...]:
-        assert self._config.trace is not None, "only a study with a trace follows one"
-        lost = lost_hosts(self._config.trace, time_s)
+        trace = self._whole.request.trace
+        assert trace is not None, "only a study with a trace follows one"
+        lost = lost_hosts(trace, time_s)
         return self.usable(tuple(host for host in self._everywhere if host not in lost))
 
-    def _phases(self) -> Mapping[str, StudyConfig]:
-        study = self.stored.find(self._config.name)
-        return {} if study is None else {name: self._on_hosts(hosts) for name, hosts in phases_in(study).items()}
+    def _requests(self) -> list[StudyRequest]:
+        """Return the requests of the whole study and of its phases so far."""
+        study = self.stored.find(self._whole.request.name)
+        phases = {} if study is None else phases_in(study)
+        return [self._whole.request, *(self._on_hosts(hosts).request for hosts in phases.values())]
 
-    def _spent_s(self, config: StudyConfig) -> float:
-        study = self.stored.find(config.name)
+    def _spent_s(self, request: StudyRequest) -> float:
+        study = self.stored.find(request.name)
         return 0.0 if study is None else float(study.user_attrs.get(SPENT_S, 0.0))
 
-    def _rest(self, search: SearchOptions, others: list[StudyConfig]) -> SearchOptions:
+    def _rest(self, search: SearchOptions, others: list[StudyRequest]) -> SearchOptions:
         """Take what the others have spent off the budgets."""
         trials, device_hours = 0, 0.0
         for one in others:
@@ -233,10 +244,10 @@ class _Following:
         return search.model_copy(update={name: max(budget - used[name], 0) for name, budget in budgets.items()})
 
 
-def _name_phase(config: StudyConfig, study: Study | None, phase: StudyConfig, hosts: tuple[int, ...]) -> None:
+def _name_phase(whole: Prepared, study: Study | None, phase: str, hosts: tuple[int, ...]) -> None:
     """Write the name of a phase to the whole study, which is begun if it was not yet."""
     if study is None:
-        study = open_study(config, make_sampler(config))
+        study = open_study(whole, make_sampler(whole))
     known = phases_in(study)
-    if known.get(phase.name) != hosts:
-        study.set_user_attr(PHASES, {name: list(each) for name, each in (known | {phase.name: hosts}).items()})
+    if known.get(phase) != hosts:
+        study.set_user_attr(PHASES, {name: list(each) for name, each in (known | {phase: hosts}).items()})

@@ -60,12 +60,12 @@ class Ledger:
         # past Optuna's cache, which would keep all that was ever read
         self.trials = OwnTrials(
             self.storage.get_all_trials(study_id_of(study), deepcopy=False),
-            tasks.config.dimensions,
+            tasks.prepared.problem.dimensions,
             tasks.sampler,
-            lambda record: device_time_of(tasks.config, [record]).device_s,
+            lambda record: device_time_of(tasks.prepared.request, [record]).device_s,
         )
         self.study = DrivenStudy(study, self.trials)
-        self.reference: Reference | None = reference_of(tasks.config, study)
+        self.reference: Reference | None = reference_of(tasks.prepared.problem, study)
         self.live: dict[int, Task] = {}
         self.ended = [
             (each.number, each.observation) for each in self.trials.records if each.finished and each.observation

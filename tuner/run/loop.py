@@ -16,8 +16,8 @@ from optuna.trial import TrialState, create_trial
 
 from trials.on_ray.executor import RayExecutor
 from tuner.answers.reference import keep_baseline, reference_among
-from tuner.forecast.candidates import candidates_of
-from tuner.forecast.planned_candidates import as_stored, plan_layers
+from tuner.forecast.planned_candidates import as_stored
+from tuner.forecast.prepared import Prepared
 from tuner.run.adoption import adopt, count_measured
 from tuner.run.budgets import RunBudgets
 from tuner.run.driver import claim, interrupts_held
@@ -28,7 +28,7 @@ from tuner.run.progress import Progress, RunResult
 from tuner.run.reporter import Reporter
 from tuner.run.rescue import rescued
 from tuner.run.spending import Spending
-from tuner.run.studies import make_pruner, make_sampler, open_study
+from tuner.run.studies import make_pruner, make_sampler, open_study, prepared_of
 from tuner.run.tasks import Asked, Task, Tasks
 from tuner.search.gain import gain_in
 from tuner.search.population import P_STAR
@@ -41,14 +41,13 @@ from tuner.search.waiting import Wait
 from tuner.storage.history import make_tables, past_of
 from tuner.storage.opening import open_store, storage_errors
 from tuner.storage.record import HISTORY, LAYER_PLANS, OWN_PLANS, SPENT_S, STOP_REASON
-from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 POLL_S = 1.0
 
 
 def run_study(
-    config: StudyConfig,
+    study: StudyRequest | Prepared,
     *,
     on_progress: Callable[[Progress], None] = ignore_progress,
     ray_address: str | None = None,
@@ -60,7 +59,7 @@ def run_study(
     """Run the study until it stops, continuing what the storage already holds.
 
     Args:
-        config: Study to run.
+        study: Study to run; its layers are planned here if they are not yet.
         on_progress: Function that is told the progress of the run, at least once per poll.
         ray_address: Address of the Ray cluster that runs the trials; None takes RAY_ADDRESS, or starts Ray here.
         executor: Executor that runs the trials in place of Ray; entered only if there is something to run.
@@ -73,51 +72,53 @@ def run_study(
             database fails.
         StorageLostError: The storage's file was lost; what was measured is kept beside it.
     """
-    config = plan_layers(config, StoredStudies(config.storage))
-    candidates = candidates_of(config)
+    prepared = prepared_of(study)
+    request, candidates = prepared.request, prepared.candidates
     if not len(candidates.space.grid):
         removed = max(candidates.space.removed.items(), key=lambda entry: entry[1], default=("", 0))
         none_left = f"no configuration is left; {removed[0]} removed the most: see `meshtune space`"
         return RunResult(stop_reason=StopReason.EXHAUSTED, warnings=(none_left, *candidates.space.warnings))
 
     def tell(note: str) -> None:
-        on_progress(Progress(done=0, running=0, budget=config.search.max_trials, note=note))
+        on_progress(Progress(done=0, running=0, budget=request.search.max_trials, note=note))
 
     if executor is None:
         executor = RayExecutor(
-            config.backend,
-            parallel_trials=config.search.parallel_trials,
-            time_limit_s=config.time_limit_s,
+            prepared.backend,
+            parallel_trials=request.search.parallel_trials,
+            time_limit_s=request.trials.time_limit_s,
             address=ray_address,
-            placement_wait_s=config.search.placement_wait_s,
-            share_hosts=config.search.share_hosts,
+            placement_wait_s=request.search.placement_wait_s,
+            share_hosts=request.search.share_hosts,
             on_note=tell,
             uninterrupted=interrupts_held,
         )
-    past = past_of(config)
-    sampler = make_sampler(config, candidates, past, on_note=tell)
-    with storage_errors(config.storage):
-        store = open_store(config.storage)
+    past = past_of(request)
+    sampler = make_sampler(prepared, past, on_note=tell)
+    with storage_errors(request.storage):
+        store = open_store(request.storage)
         make_tables(store)
-        study = open_study(config, sampler, store.storage)
-        keep_baseline(study, reference_among(config, candidates))
-        if config.layer_plans.keys() > study.user_attrs.get(LAYER_PLANS, {"plans": {}})["plans"].keys():
-            study.set_user_attr(LAYER_PLANS, as_stored(config))
-        if (kept := config.subject.as_stored()) and OWN_PLANS not in study.user_attrs:
-            study.set_user_attr(OWN_PLANS, kept)
-        held = claim(store, config.name, now_s=wall_clock(), on_note=tell)
+        stored = open_study(prepared, sampler, store.storage)
+        keep_baseline(stored, reference_among(prepared))
+        if prepared.problem.layer_plans.keys() > stored.user_attrs.get(LAYER_PLANS, {"plans": {}})["plans"].keys():
+            stored.set_user_attr(LAYER_PLANS, as_stored(prepared.problem))
+        if (kept := prepared.problem.subject.as_stored()) and OWN_PLANS not in stored.user_attrs:
+            stored.set_user_attr(OWN_PLANS, kept)
+        held = claim(store, request.name, now_s=wall_clock(), on_note=tell)
         try:
-            ledger = Ledger(Tasks(config=config, candidates=candidates, sampler=sampler), held, study)
+            ledger = Ledger(Tasks(prepared=prepared, sampler=sampler), held, stored)
             budgets = RunBudgets(
                 ledger=ledger,
-                spending=Spending(config.search, occupies_devices=config.backend.trains),
-                reports=StepReports(study=ledger.study, pruner=make_pruner(config)) if config.search.prune else None,
+                spending=Spending(request.search, occupies_devices=request.trials.backend.trains),
+                reports=StepReports(study=ledger.study, pruner=make_pruner(prepared.problem))
+                if request.search.prune
+                else None,
             )
         except KeyboardInterrupt:  # reading a large study takes seconds
             held.release()
             raise
         hosts = HostWatch(expected)
-        with rescued(config.storage, config.file, ledger):
+        with rescued(request.storage, request.file, ledger):
             started_s = clock() - float(ledger.study.user_attrs.get(SPENT_S, 0.0))
             loop = Loop(
                 ledger=ledger,
@@ -283,5 +284,5 @@ class Loop:
 
     def _end_left_over(self) -> str:
         """End what trials without a driver have left on other machines; return a note on it, or nothing."""
-        ended = 0 if self.ledger.claim.is_lost else self.ledger.tasks.config.backend.end_left_over()
+        ended = 0 if self.ledger.claim.is_lost else self.ledger.tasks.prepared.request.trials.backend.end_left_over()
         return f"ended {ended} job{'s' * (ended != 1)} that an earlier run of this study had left" if ended else ""

@@ -84,7 +84,7 @@ class Reporter:
                 running=len(running),
                 queued=len(in_flight) - len(running),
                 slots=self._slots,
-                budget=self._ledger.tasks.config.search.max_trials,
+                budget=self._ledger.tasks.prepared.request.search.max_trials,
                 best=trials.best,
                 ended=ended,
                 compared=compared,

@@ -11,7 +11,8 @@ from optuna.trial import FrozenTrial
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from trials.backend import Observation
-from tuner.forecast.candidates import Candidates, plan_of, prediction_json
+from tuner.forecast.candidates import plan_of, prediction_json
+from tuner.forecast.prepared import Prepared
 from tuner.run.memory_limit import hold_to_limit
 from tuner.search.constraints import memory_excess
 from tuner.search.parameters import ASSIGNMENT, params_of
@@ -21,7 +22,6 @@ from tuner.storage.history import keep_run
 from tuner.storage.record import PREDICTION, TrialRecord
 from tuner.storage.store import AbstractStore
 from tuner.storage.stored_values import check_new_trial
-from tuner.study_file.config import StudyConfig
 from tuner.subject.ability import Ability
 
 Asked = tuple[int, ParallelConfig, Reduction | None]
@@ -51,13 +51,11 @@ class Tasks:
     """Tasks that trials of a study may have.
 
     Attributes:
-        config: Study.
-        candidates: Its candidates, with all predictions.
+        prepared: Study, with its candidates and their predictions.
         sampler: Its sampler, which chooses among them.
     """
 
-    config: StudyConfig
-    candidates: Candidates
+    prepared: Prepared
     sampler: ThompsonSampler
 
     def task_of_trial(self, trial: FrozenTrial, *, has_candidate: bool) -> Task:
@@ -83,23 +81,25 @@ class Tasks:
 
     def num_devices(self, task: Task) -> int:
         """Return how many devices a trial occupies."""
-        return task.proxy.config.num_devices if task.proxy else self.config.cluster.num_devices
+        return task.proxy.config.num_devices if task.proxy else self.prepared.problem.cluster.num_devices
 
     def predicted_s(self, position: int) -> float:
         """Return the step time that the cost model predicts for a candidate [s]."""
-        return float(self.candidates.estimate.step_time_s[self.sampler.choices.layout_of(position)])
+        return float(self.prepared.candidates.estimate.step_time_s[self.sampler.choices.layout_of(position)])
 
     def capacity_bytes(self, position: int) -> float:
         """Return the memory of the devices that a candidate has [bytes]."""
-        return float(self.candidates.space.memory.capacity_bytes[self.sampler.choices.layout_of(position)])
+        return float(self.prepared.candidates.space.memory.capacity_bytes[self.sampler.choices.layout_of(position)])
 
     def describe(self, task: Task) -> dict[str, Any]:
         """Return the attributes of a trial: its proxy, and the prediction of its candidate."""
         assert task.position is not None, "only a trial with a candidate is described"
-        estimate, memory = self.candidates.estimate, self.candidates.space.memory
-        prediction = prediction_json(self.config, estimate, memory, self.sampler.choices.layout_of(task.position))
+        estimate, memory = self.prepared.candidates.estimate, self.prepared.candidates.space.memory
+        prediction = prediction_json(
+            self.prepared.problem, estimate, memory, self.sampler.choices.layout_of(task.position)
+        )
         chosen = self.sampler.choices.config(task.position)
-        attributes: dict[str, Any] = {PREDICTION: prediction | plan_of(self.config, chosen)}
+        attributes: dict[str, Any] = {PREDICTION: prediction | plan_of(self.prepared.problem, chosen)}
         if task.proxy is not None:
             attributes[PROXY] = task.proxy.as_json()
         if chosen.assignment:
@@ -111,7 +111,9 @@ class Tasks:
         """Return the observation, as one of a configuration that does not fit if it leaves too little memory free."""
         if task.full_position is None:
             return observation
-        return hold_to_limit(observation, self.capacity_bytes(task.full_position), self.config.limits.free_memory)
+        return hold_to_limit(
+            observation, self.capacity_bytes(task.full_position), self.prepared.request.economics.limits.free_memory
+        )
 
     def memory_excess(self, task: Task, observation: Observation | None) -> float | None:
         """Return the constraint of a trial at full size; None for others."""
@@ -127,10 +129,10 @@ class Tasks:
     def keep_run(self, store: AbstractStore, study: str, number: int, task: Task, observation: Observation) -> None:
         """Keep the run of a trial in a store, for later studies."""
         position, proxy = task.position, task.proxy
-        if position is None or not self.config.subject.has(Ability.HISTORY):
+        if position is None or not self.prepared.problem.subject.has(Ability.HISTORY):
             return
-        setting, config = self.config.setting, self.sampler.choices.config(position)
-        if config.knobs != self.config.with_knobs(replace(config, knobs=())).knobs:
+        setting, config = self.prepared.problem.setting, self.sampler.choices.config(position)
+        if config.knobs != self.prepared.problem.with_knobs(replace(config, knobs=())).knobs:
             return  # other studies learn from layouts with today's knobs
         if proxy is not None:
             setting, config = proxy.setting(setting), proxy.config

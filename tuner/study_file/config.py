@@ -8,164 +8,48 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from costmodels.job.parallel_config import DEGREES, ParallelConfig, Value
-from costmodels.job.setting import Setting
 from hardware.cluster import Cluster
 from hardware.cluster_file import read_described_cluster
 from hardware.device import power_limit_w
-from hardware.dynamics import Trace, hosts_alone
+from hardware.dynamics import hosts_alone
 from hardware.io.config_file import parse_yaml, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, shown_url
 from hardware.price_file import Prices
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend, Observation, Status
 from trials.knobs.knob import Knob, today_of
-from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
-from tuner.knobs.known_knob import KnownKnob
+from trials.trial_keys import AbstractTrialKeys, StudyParts
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 from tuner.search.objectives import COST, ENERGY, MEMORY, STEP_TIME
-from tuner.space.enumeration import Space, SpaceOptions
-from tuner.study_file.cost_keys import NO_LIMITS, CostKeys, Limits, build_prices
+from tuner.study_file.cost_keys import CostKeys, build_prices
 from tuner.study_file.key_errors import under
 from tuner.study_file.knob_keys import KnobKeys, build_knobs
 from tuner.study_file.known_knobs import Entries, KnobCatalog, StudyKnobs
 from tuner.study_file.named_storages import HistoryEntry, history_of, storage_of
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.proxy_keys import proxy_options
+from tuner.study_file.request import Economics, HistoryOptions, StudyRequest, TrialOptions
 from tuner.study_file.space_options import runnable_options
 from tuner.study_file.storage_address import StorageAddress
 from tuner.study_file.study_keys import LONGEST_NAME, PlannerKeys, SearchOptions, StudyKeys
 from tuner.study_file.subject import choose_subject
 from tuner.subject.ability import Ability
 from tuner.subject.contract import AbstractSubject
+from tuner.subject.problem import Problem
 
 USUAL_REPEATS = 2
 """Default of `search.repeats` if trials train for real."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StudyConfig:
-    """Checked study.
-
-    Attributes:
-        name: Name of the study in its storage.
-        file: Path of the file that the study was read from.
-        subject: What is tuned: a model of the catalog, a step of the user's own, or published rows.
-        trace: Changes of the cluster over time, or None. Simulated trials run on the hosts that it leaves.
-        options: Options of the search space.
-        planning: Planner that shards the layers of candidates.
-        layer_plans: Planned layers by shape, as `layer_plans.summary_of` describes them; None for a shape without a
-            plan by hand to compare with. See `tuner/forecast/planned_candidates.py`.
-        search: Options of the search: budget, confidence, parallel trials, seed.
-        current: Configuration in use today, or None.
-        current_observation: Measurement of it that the study file states, or None.
-        backend: Backend that runs the trials.
-        proxy: Options of proxy trials; None if every trial runs at full size.
-        time_limit_s: Time limit of one trial [s], or None.
-        storage: Address of the database or journal that holds the results.
-        history: Sources of earlier runs: addresses of databases, and CSV files relative to `file`.
-        meaning: Values that give the study's trials their meaning; a resumed study must have equal ones.
-        notes: Sentences on files that are read outside the study's folder and the working directory, on servers
-            that are not given a password, and on a storage in the working directory by default.
-        knobs: Knobs that are searched beside the layout.
-        prices: Prices of device-hours; None if the study names none.
-        limits: Limits of the whole training.
-        objective: Names of the one value or two that the study minimizes; see tuner/search/objectives.py.
-        pays_idle_hosts: Whether hosts that a layout leaves idle cost money and power.
-        known_knobs: Entries of the catalog for those of them that it knows.
-        knob_catalog: Catalog of the framework's knobs; None for a step of the user's own.
-        kin: Names of studies in the same storage whose runs are history too: those of the same job on more or fewer
-            of the hosts.
-    """
-
-    name: str
-    file: str
-    subject: AbstractSubject
-    trace: Trace | None
-    options: SpaceOptions
-    planning: LayerPlanning
-    search: SearchOptions
-    current: ParallelConfig | None
-    backend: AbstractBackend
-    proxy: ProxyOptions | None
-    time_limit_s: float | None
-    storage: StorageAddress
-    history: tuple[HistoryEntry, ...]
-    meaning: dict[str, Any]
-    layer_plans: Mapping[str, dict[str, Any] | None] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    current_observation: Observation | None = None
-    knobs: tuple[Knob, ...] = ()
-    prices: Prices | None = None
-    limits: Limits = NO_LIMITS
-    objective: tuple[str, ...] = (STEP_TIME,)
-    pays_idle_hosts: bool = True
-    known_knobs: tuple[KnownKnob, ...] = ()
-    knob_catalog: KnobCatalog | None = None
-    kin: tuple[str, ...] = ()
-
-    @property
-    def cluster(self) -> Cluster:
-        """Cluster of the study."""
-        return self.subject.cluster
-
-    @property
-    def setting(self) -> Setting:
-        """Job, cluster and runtime of the study.
-
-        Raises:
-            ConfigError: The study is of a step of the user's own.
-        """
-        return self.subject.setting
-
-    @property
-    def dimensions(self) -> tuple[str, ...]:
-        """Names of what identifies a candidate: the eight degrees, the opened dimensions, and the knobs."""
-        return (*DEGREES, *self.options.opened, *(knob.name for knob in self.knobs))
-
-    def with_knobs(self, chosen: ParallelConfig) -> ParallelConfig:
-        """Return a configuration with a value of every knob, today's where it has none."""
-        return replace(chosen, knobs=tuple((today_of(self.knobs) | dict(chosen.knobs)).items()))
-
-    def config_of(self, values: Mapping[str, Value]) -> ParallelConfig:
-        """Return the configuration with a candidate's values.
-
-        All other dimensions are fixed by the job or, if the backend measures certain configurations only, by those.
-        """
-        names = {knob.name for knob in self.knobs}
-        if names:
-            knobs = tuple((name, value) for name, value in values.items() if name in names)
-            values = {name: value for name, value in values.items() if name not in names}
-            return self.with_knobs(replace(self._layout_of(values), knobs=knobs))
-        return self._layout_of(values)
-
-    def _layout_of(self, values: Mapping[str, Value]) -> ParallelConfig:
-        """Return the layout with a candidate's values of the dimensions."""
-        grid = self.backend.candidates(self.options.opened)
-        if grid is not None:
-            position = grid.positions().get(tuple(values[name] for name in grid.dimensions))
-            if position is not None:
-                return grid.config(position)
-        return ParallelConfig(**(self.subject.defaults | dict(values)))  # type: ignore[arg-type] # checked by ParallelConfig
-
-    def space(self) -> Space:
-        """Enumerate and prune the study's candidates, and predict their memory."""
-        try:
-            measured = self.backend.candidates(self.options.opened)
-            return self.subject.space(self.options, current=self.current, measured=measured)
-        except ConfigError as error:
-            raise error.in_file(self.file) from None
-
-
 def load_study(
     path: Path | str, *, overrides: Sequence[str] = (), storage: str | None = None, hosts: Sequence[int] | None = None
-) -> StudyConfig:
+) -> StudyRequest:
     """Load the study that a YAML file describes.
 
     Args:
@@ -213,7 +97,7 @@ def name_on(name: str, cluster: Cluster, hosts: Sequence[int]) -> str:
 
 def _resolve(
     keys: StudyKeys, path: Path, url: str | None, paths: StudyPaths, hosts: Sequence[int] | None
-) -> StudyConfig:
+) -> StudyRequest:
     base_dir = path.parent
     _check_no_nul(keys.model_dump())
     storage, notes = storage_of(url, keys.name, paths)
@@ -246,32 +130,36 @@ def _resolve(
     objective, prices = _objective(keys, subject), under("cost", lambda: build_prices(keys.cost, base_dir))
     history, history_notes = history_of(keys.history, storage, paths)
     _check_written(keys.trial, storage, paths)
-    return StudyConfig(
-        name=keys.name,
-        file=str(path),
+    problem = Problem(
         subject=subject,
-        trace=under("cluster.trace", lambda: read_trace(described.trace, cluster)) if described.trace else None,
         options=options,
         planning=planning,
-        search=_search(keys.search, backend, objective),
+        objective=objective,
         current=current and replace(current, knobs=tuple(today_of(knobs).items())),
-        backend=backend,
-        proxy=proxy_options(keys.trial, subject, backend, keys.search.max_trials),
-        time_limit_s=keys.trial.time_limit,
+        measured=backend.candidates(options.opened),
+        knobs=knobs,
+        known_knobs=found.known,
+    )
+    return StudyRequest(
+        name=keys.name,
+        file=str(path),
+        problem=problem,
+        search=_search(keys.search, backend, objective),
+        trials=TrialOptions(
+            backend=backend,
+            proxy=proxy_options(keys.trial, subject, backend, keys.search.max_trials),
+            time_limit_s=keys.trial.time_limit,
+            current=_current_observation(keys, backend),
+        ),
         storage=storage,
-        history=history,
+        history=HistoryOptions(entries=history),
+        economics=Economics(prices=prices, limits=keys.limits, pays_idle_hosts=keys.cost.idle_hosts == "paid"),
+        trace=under("cluster.trace", lambda: read_trace(described.trace, cluster)) if described.trace else None,
         meaning=subject.meaning(options, planning, knobs)
         | {"trial": keys.trial.meaning() | backend.describe()}
         | _describe_objective(objective, cluster, prices, keys.cost),
-        current_observation=_current_observation(keys, backend),
-        notes=(*notes, *history_notes, *paths.read_elsewhere(_files_read(keys, history, described.trace, base_dir))),
-        knobs=knobs,
-        prices=prices,
-        limits=keys.limits,
-        objective=objective,
-        pays_idle_hosts=keys.cost.idle_hosts == "paid",
-        known_knobs=found.known,
         knob_catalog=chosen.catalog,
+        notes=(*notes, *history_notes, *paths.read_elsewhere(_files_read(keys, history, described.trace, base_dir))),
     )
 
 

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tuner.forecast.prepared import Prepared
+from tuner.subject.problem import Problem
+
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from costmodels.job.parallel_config import ParallelConfig
     from costmodels.simulator.simulated_step import Simulation
@@ -24,7 +27,7 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from tuner.run.progress import RunResult
     from tuner.search.proxy.extrapolation import Extrapolated
     from tuner.storage.record import TrialRecord
-    from tuner.study_file.config import StudyConfig
+    from tuner.study_file.request import StudyRequest
 
 LEFT_OUT_WORTH_TELLING = 0.01
 """Smallest unmeasurable share of the steps that is reported after a device calibration."""
@@ -75,20 +78,20 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: S
         typer.echo("  ".join(padded).rstrip() if left else "  ".join(padded))
 
 
-def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]) -> None:
+def print_run(prepared: Prepared, result: RunResult, payload: Mapping[str, Any]) -> None:
     """Print why a run stopped, its best configuration, and the flags for that configuration's framework."""
     from tuner.answers.gain import compared_of
     from tuner.economics.training import limited_of
     from tuner.storage.record import completed_times_s, repeated_trials
 
-    compared = compared_of(config, result.reference, result.records, result.best, result.gain)
-    training = limited_of(config, result.best, result.extrapolated)
+    compared = compared_of(prepared.problem, result.reference, result.records, result.best, result.gain)
+    training = limited_of(prepared, result.best, result.extrapolated)
     if not payload["candidates"]:
         say(NOTHING_WORKS)
         return
     tried = len({tuple(record.params.values()) for record in result.records if record.finished})
     trials = f" in {payload['trials']:,} trials" if payload["trials"] > tried else ""
-    sure = f"; {confidence_in_words(config, payload['p_star'])}" if result.best is not None else ""
+    sure = f"; {confidence_in_words(prepared.problem, payload['p_star'])}" if result.best is not None else ""
     say(
         f"Stopped: {result.stop_reason.sentence}. Tried {tried:,} of {payload['candidates']:,} "
         f"candidates{trials}, {payload['failed']:,} failed{sure}."
@@ -101,10 +104,10 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
         say(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
     if payload["proxies"]:
         say(f"{payload['proxies']:,} of the trials ran smaller proxy jobs in place of the full job.")
-    print_device_time(config, compared, result.records)
+    print_device_time(prepared.request, compared, result.records)
     if result.extrapolated is not None:
         print_extrapolated(result.extrapolated)
-        print_judged(config, compared, training, None)
+        print_judged(prepared.request, compared, training, None)
         return
     if result.best is None or result.best.step_time_s is None:
         say(f"No configuration completed a trial: {_failures_in_words(result)}.")
@@ -112,7 +115,7 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
     source = (
         "SYNTHETIC: a simulated world, not a measurement"
         if payload["source"] == "synthetic"
-        else config.backend.source_in_words
+        else prepared.request.trials.backend.source_in_words
     )
     best_s = result.best.step_time_s
     say(f"Best: {in_words(result.best.params)}")
@@ -125,38 +128,42 @@ def print_run(config: StudyConfig, result: RunResult, payload: Mapping[str, Any]
                 f"  repeated because too close to call ({counts[0]} and {counts[1]} trials): "
                 f"{in_words(rival.params)} takes {rival.step_time_s:.4g} s ({rival.step_time_s / best_s - 1:+.1%})"
             )
-    print_judged(config, compared, training, result.p_star)
-    _print_front(config, result)
-    if rows := config.subject.rows:
+    print_judged(prepared.request, compared, training, result.p_star)
+    _print_front(prepared, result)
+    if rows := prepared.problem.subject.rows:
         fastest_s = min(run.step_time_s for run in rows if run.step_time_s is not None)
         behind = best_s / fastest_s - 1
         among = f"all {len(rows)} measured rows"
         needed = 1 + [record.number for record in result.records].index(result.best.number)
         slower = f"{behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
         say(f"  {slower if behind > 0 else f'the fastest of {among}'}, found with {needed} trials")
-    _print_use(config, config.config_of(result.best.params))
+    _print_use(prepared, prepared.problem.config_of(result.best.params))
 
 
-def _print_front(config: StudyConfig, result: RunResult) -> None:
+def _print_front(prepared: Prepared, result: RunResult) -> None:
     """Print the value that a study minimizes or, of two, the trials that no other beats in both."""
     from tuner.answers.measured_front import measured_front
     from tuner.forecast.objective import labels_of
     from tuner.search.objectives import STEP_TIME
 
-    if config.objective == (STEP_TIME,) or result.best is None:
+    if prepared.problem.objective == (STEP_TIME,) or result.best is None:
         return
-    if len(config.objective) == 1:
-        say(f"  {labels_of(config)[0]}: {result.best.values[0]:.4g}")
+    if len(prepared.problem.objective) == 1:
+        say(f"  {labels_of(prepared.problem, prepared.request.economics)[0]}: {result.best.values[0]:.4g}")
         return
-    front = measured_front(config, result.records)
+    front = measured_front(prepared.problem, result.records)
     say(f"No other trial is better in both values than these {len(front)}; the best is the first:")
     rows = [
         [*(f"{value:.4g}" for value in record.values), str(record.number), in_words(record.params)] for record in front
     ]
-    print_table([*labels_of(config), "trial", "configuration"], rows, left=(len(config.objective) + 1,))
+    print_table(
+        [*labels_of(prepared.problem, prepared.request.economics), "trial", "configuration"],
+        rows,
+        left=(len(prepared.problem.objective) + 1,),
+    )
 
 
-def _print_use(config: StudyConfig, chosen: ParallelConfig) -> None:
+def _print_use(prepared: Prepared, chosen: ParallelConfig) -> None:
     """Print how to train with a configuration: flags for the framework, or shardings of the user's own step."""
     from tuner.export import exporter_for
     from tuner.export.knob_export import with_knobs
@@ -164,52 +171,52 @@ def _print_use(config: StudyConfig, chosen: ParallelConfig) -> None:
     from tuner.forecast.idle_hosts import notes_on_idle_hosts
     from tuner.terminal.shardings import print_shardings
 
-    shardings = config.subject.shardings(chosen, config.name)
+    shardings = prepared.problem.subject.shardings(chosen, prepared.request.name)
     if shardings is not None:
-        print_shardings(config, shardings)
+        print_shardings(prepared.request.file, shardings)
         return
-    export_config, what = exporter_for(config.setting.runtime)
+    export_config, what = exporter_for(prepared.problem.setting.runtime)
     say(f"{what}:")
-    export = with_knobs(export_config(config.setting, chosen), config.knobs, chosen)
+    export = with_knobs(export_config(prepared.problem.setting, chosen), prepared.problem.knobs, chosen)
     typer.echo(export.text.rstrip("\n"))
-    warn((*notes_on_idle_hosts(config, chosen), *notes_on_plan(config, chosen), *export.notes))
+    warn((*notes_on_idle_hosts(prepared.problem, chosen), *notes_on_plan(prepared.problem, chosen), *export.notes))
 
 
-def print_device_time(config: StudyConfig, compared: Compared | None, records: Sequence[TrialRecord]) -> None:
+def print_device_time(request: StudyRequest, compared: Compared | None, records: Sequence[TrialRecord]) -> None:
     """Print the device time that the trials took, and the steps after which the gain repays it."""
     from tuner.economics.device_time import device_time_of, hours_in_words, payback_in_words, payback_of
 
-    spent = device_time_of(config, records)
+    spent = device_time_of(request, records)
     if not spent.device_s:
         return
-    payback = payback_of(config, compared, records)
+    payback = payback_of(request, compared, records)
     told = f"; {payback_in_words(compared.reference, payback)}" if payback and compared else ""
     say(f"{hours_in_words(spent)}{told}.")
 
 
 def print_judged(
-    config: StudyConfig, compared: Compared | None, training: Training | None, p_star: float | None
+    request: StudyRequest, compared: Compared | None, training: Training | None, p_star: float | None
 ) -> None:
     """Print the gain of the best over the reference, and whether its training keeps the study's limits.
 
     Args:
-        config: Study.
+        request: Study.
         compared: Comparison of the best with the reference.
         training: Training of the study's tokens with the best; see `limited_training`.
         p_star: Confidence that no untried configuration is faster; None before any trial.
     """
     from tuner.economics.cost_words import limited_in_words
 
-    gain = "" if compared is None else gain_in_words(config, compared, p_star)
-    for told in filter(None, (gain, limited_in_words(config, training))):
+    gain = "" if compared is None else gain_in_words(request, compared, p_star)
+    for told in filter(None, (gain, limited_in_words(request.economics, training))):
         say(f"  {told}")
 
 
-def gain_in_words(config: StudyConfig, compared: Compared, p_star: float | None) -> str:
+def gain_in_words(request: StudyRequest, compared: Compared, p_star: float | None) -> str:
     """Describe how many times as fast the best configuration is as the reference, or why the two are not compared.
 
     Args:
-        config: Study.
+        request: Study.
         compared: Comparison of the two.
         p_star: Confidence that no untried configuration is faster; None before any trial.
     """
@@ -222,7 +229,9 @@ def gain_in_words(config: StudyConfig, compared: Compared, p_star: float | None)
         f"({', '.join([*named, compared.basis_in_words])})",
         compared.interval_in_words,
         compared.luck_in_words,
-        confidence_in_words(config, p_star) if p_star is not None and p_star <= config.search.confidence else "",
+        confidence_in_words(request.problem, p_star)
+        if p_star is not None and p_star <= request.search.confidence
+        else "",
     ]
     return "; ".join(filter(None, told))
 
@@ -253,13 +262,13 @@ def print_knobs(rows: Sequence[Mapping[str, Any]]) -> None:
                 typer.echo(printable(f"      from {row['source']}; effect: {row['effect']}"))
 
 
-def print_reasons(config: StudyConfig, chosen: ParallelConfig, reasons: Mapping[str, str]) -> None:
+def print_reasons(problem: Problem, chosen: ParallelConfig, reasons: Mapping[str, str]) -> None:
     """Print every reason that keeps a configuration out of the space."""
-    named = config_in_words(config, chosen)
+    named = config_in_words(problem, chosen)
     if not reasons:
         typer.echo(f"{named} is in the space.")
         return
-    stays = chosen == config.current
+    stays = chosen == problem.current
     typer.echo(
         f"{named} " + ("is in the space as the current configuration, although:" if stays else "is not in the space:")
     )
@@ -358,9 +367,9 @@ def throughput_in_words(tokens_per_s: float | None) -> str:
     return "" if tokens_per_s is None else f", {tokens_per_s:,.0f} tokens/s per device"
 
 
-def confidence_in_words(config: StudyConfig, p_star: float) -> str:
+def confidence_in_words(problem: Problem, p_star: float) -> str:
     """Describe `p_star`: the share of posterior draws in which no untried candidate is the best."""
-    better = "faster" if config.objective == ("step_time",) else "better"
+    better = "faster" if problem.objective == ("step_time",) else "better"
     return f"confidence {p_star:.2f} that no untried configuration is {better}"
 
 
@@ -404,12 +413,12 @@ def in_words(values: Mapping[str, Any]) -> str:
     return ",".join(filter(None, told))
 
 
-def config_in_words(config: StudyConfig, chosen: ParallelConfig) -> str:
+def config_in_words(problem: Problem, chosen: ParallelConfig) -> str:
     """Format a configuration as `--config` takes it, with fixed dimensions that differ from the job's values."""
-    fixed = config.subject.defaults
+    fixed = problem.subject.defaults
     values = chosen.values(fixed)
-    changed = [name for name in fixed if name not in config.dimensions and values[name] != fixed[name]]
-    return in_words(chosen.values((*config.dimensions, *changed)))
+    changed = [name for name in fixed if name not in problem.dimensions and values[name] != fixed[name]]
+    return in_words(chosen.values((*problem.dimensions, *changed)))
 
 
 def value_in_words(value: object) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Self
 from trials.backend import Status
 from tuner.run.progress import Progress
 from tuner.storage.record import TrialRecord
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 from tuner.terminal.progress import ALIVE_S
 
 
@@ -25,12 +25,12 @@ class EventLog:
 
     def __init__(
         self,
-        config: StudyConfig,
+        request: StudyRequest,
         write: Callable[[str], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._name = config.name
+        self._name = request.name
         self._write = write or _write_line
         self._clock, self._wall_clock = clock, wall_clock
         self._told_s = clock()

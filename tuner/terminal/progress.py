@@ -22,7 +22,7 @@ from trials.backend import CLOCK_WORDS
 from tuner.answers.comparison import Comparison
 from tuner.calibrate.device_results import CalibrationProgress
 from tuner.run.progress import Progress
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 from tuner.terminal.console import printable
 from tuner.terminal.trial_words import last_log_lines, opening_line, state_line, trial_line
 
@@ -141,15 +141,15 @@ class ProgressLine(_Line):
     A terminal has one line of state, which is kept up to date. Elsewhere there is one after each line of a trial.
     """
 
-    def __init__(self, config: StudyConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, request: StudyRequest, clock: Callable[[], float] = time.monotonic) -> None:
         # a budget's rest tells the time as well, and leaves room for what runs
-        super().__init__(clock, partial(_state_bar, with_elapsed=config.search.max_minutes is None))
-        told_by = config.backend.clock
+        super().__init__(clock, partial(_state_bar, with_elapsed=request.search.max_minutes is None))
+        told_by = request.trials.backend.clock
         self._clock = "" if told_by == "wall" else f" ({CLOCK_WORDS[told_by]})"
-        self._task = self._bar.add_task(config.name, total=None, state=f"{config.name}: starting")
+        self._task = self._bar.add_task(request.name, total=None, state=f"{request.name}: starting")
         self._compared: Comparison | None = None
         self._log_shown: tuple[str, ...] = ()
-        self._name = config.name
+        self._name = request.name
 
     def show(self, progress: Progress) -> None:
         """Show the run's progress."""

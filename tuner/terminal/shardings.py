@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:  # these load numpy
-    from tuner.study_file.config import StudyConfig
     from tuner.subject.contract import Shardings
 
 MOST_LINES = 24
 """Most lines of specs that are printed of arguments, and of outputs."""
 
 
-def print_shardings(config: StudyConfig, shardings: Shardings) -> None:
+def print_shardings(file: str, shardings: Shardings) -> None:
     """Print the mesh of a candidate, the layouts of its tensors, and the lines of Python that use them."""
     from tuner.own_step.answer import grouped_lines
 
@@ -29,7 +28,7 @@ def print_shardings(config: StudyConfig, shardings: Shardings) -> None:
         for line in grouped_lines(shown, most=MOST_LINES):
             typer.echo(f"  {line}")
     typer.echo(
-        f"`meshtune export {config.file} --to {answer.world} --out {shardings.module}.py` writes a module with "
+        f"`meshtune export {file} --to {answer.world} --out {shardings.module}.py` writes a module with "
         f"these and {answer.num_changes} layouts inside the step:"
     )
     for line in shardings.usage:

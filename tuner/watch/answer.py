@@ -11,10 +11,11 @@ from typing import Any
 from hardware.dynamics import HostEvent, LinkEvent
 from tuner.export import exporter_for
 from tuner.export.knob_export import with_knobs
+from tuner.forecast.prepared import Prepared
 from tuner.replan.cluster_states import Setup
 from tuner.replan.network import name_hosts
 from tuner.replan.present import Change, Present, Watched
-from tuner.study_file.config import StudyConfig
+from tuner.subject.problem import Problem
 from tuner.terminal.console import config_in_words
 from tuner.watch.hosts import Look
 from tuner.watch.policy import Decision, Standing, Verdict
@@ -56,14 +57,14 @@ class Seen:
     wall_s: float
 
 
-def answer_of(config: StudyConfig, watched: Watched, seen: Seen) -> Answer:
+def answer_of(prepared: Prepared, watched: Watched, seen: Seen) -> Answer:
     """Write the answer to a state of the cluster."""
     present, verdict, running = seen.present, seen.verdict, seen.standing.running
     change = verdict.best
     best = change.setup if change is not None else running
-    flags = None if best is None else _flags(config, watched, best)
+    flags = None if best is None else _flags(prepared.problem, watched, best)
     payload = {
-        "study_name": config.name,
+        "study_name": prepared.request.name,
         "time_s": seen.look.now_s,
         "utc": datetime.fromtimestamp(seen.wall_s, UTC).isoformat(timespec="seconds"),
         "events": [str(event) for event in seen.events],
@@ -71,8 +72,8 @@ def answer_of(config: StudyConfig, watched: Watched, seen: Seen) -> Answer:
         "available": [seen.look.names[host] for host in present.hosts],
         "decision": verdict.decision.value,
         "forced": verdict.is_forced,
-        "running": _setup_json(config, seen, running),
-        "best": _setup_json(config, seen, best),
+        "running": _setup_json(prepared.problem, seen, running),
+        "best": _setup_json(prepared.problem, seen, best),
         "flags": flags,
         "speedup": _speedup(seen),
         "switch_s": change.switch_s if change else None,
@@ -84,29 +85,34 @@ def answer_of(config: StudyConfig, watched: Watched, seen: Seen) -> Answer:
         "trials": present.num_trials,
     }
     short = "; ".join(
-        (verdict.decision.value, _in_words(config, running), _in_words(config, best), name_hosts(present.hosts))
+        (
+            verdict.decision.value,
+            _in_words(prepared.problem, running),
+            _in_words(prepared.problem, best),
+            name_hosts(present.hosts),
+        )
     )
-    return Answer(payload=payload, lines=tuple(_lines(config, seen, payload)), short=short)
+    return Answer(payload=payload, lines=tuple(_lines(prepared.problem, seen, payload)), short=short)
 
 
-def _in_words(config: StudyConfig, setup: Setup | None) -> str:
-    return "none" if setup is None else f"{config_in_words(config, setup.config)} on {name_hosts(setup.hosts)}"
+def _in_words(problem: Problem, setup: Setup | None) -> str:
+    return "none" if setup is None else f"{config_in_words(problem, setup.config)} on {name_hosts(setup.hosts)}"
 
 
-def _flags(config: StudyConfig, watched: Watched, setup: Setup) -> dict[str, Any]:
+def _flags(problem: Problem, watched: Watched, setup: Setup) -> dict[str, Any]:
     """Write a setup as the flags of the study's framework, on a cluster of the setup's hosts alone."""
-    export_config, _ = exporter_for(config.setting.runtime)
-    export = export_config(replace(config.setting, cluster=watched.base(setup.hosts)), setup.config)
-    done = with_knobs(export, config.knobs, setup.config)
+    export_config, _ = exporter_for(problem.setting.runtime)
+    export = export_config(replace(problem.setting, cluster=watched.base(setup.hosts)), setup.config)
+    done = with_knobs(export, problem.knobs, setup.config)
     return {"target": done.target, "text": done.text, "notes": list(done.notes)}
 
 
-def _setup_json(config: StudyConfig, seen: Seen, setup: Setup | None) -> dict[str, Any] | None:
+def _setup_json(problem: Problem, seen: Seen, setup: Setup | None) -> dict[str, Any] | None:
     if setup is None:
         return None
     figures = seen.present.figures.get(setup)
     return {
-        "config": setup.config.values(config.dimensions),
+        "config": setup.config.values(problem.dimensions),
         "hosts": list(setup.hosts),
         "names": [seen.look.names[host] for host in setup.hosts],
         "step_time_s": None if figures is None else figures.step_time_s,
@@ -159,7 +165,7 @@ def _why(seen: Seen, change: Change, cost_s: float) -> str:
     return f"{repaid}; the cluster has stood for {stood_s:,.0f} s, and {lost:,.1f} steps were lost by staying"
 
 
-def _lines(config: StudyConfig, seen: Seen, payload: dict[str, Any]) -> list[str]:
+def _lines(problem: Problem, seen: Seen, payload: dict[str, Any]) -> list[str]:
     verdict = seen.verdict
     happened = ", ".join(payload["events"]) or f"{len(seen.present.hosts)} hosts"
     says = {
@@ -171,7 +177,7 @@ def _lines(config: StudyConfig, seen: Seen, payload: dict[str, Any]) -> list[str
     lines = [f"{payload['time_s']:.0f} s: {happened}: {says}; {payload['reason']}."]
     if verdict.best is not None:
         best = payload["best"]
-        lines.append(f"  {_in_words(config, verdict.best.setup)}, {best['step_time_s']:.4g} s per step")
+        lines.append(f"  {_in_words(problem, verdict.best.setup)}, {best['step_time_s']:.4g} s per step")
     if verdict.decision == Decision.CHANGE:
         lines += [f"    {line}" for line in payload["flags"]["text"].rstrip("\n").splitlines()]
         lines += [f"  note: {note}" for note in payload["flags"]["notes"]]

@@ -19,7 +19,8 @@ from hardware.io.errors import ConfigError
 from hardware.io.output_file import write_output
 from hardware.trace_file import LEAST_SHARE, format_trace, parse_trace
 from tuner.replan.cluster_states import Figures, Setup
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
 from tuner.terminal.console import config_in_words
 from tuner.watch.hosts import Seat
 from tuner.watch.link_shares import Links, LinkShare, PairRates
@@ -53,7 +54,7 @@ class Kept:
     links: Links = field(default_factory=Links)
 
 
-def write_state(file: Path, config: StudyConfig, kept: Kept) -> None:
+def write_state(file: Path, request: StudyRequest, kept: Kept) -> None:
     """Write the state whole, in the place of the one before.
 
     Raises:
@@ -62,11 +63,11 @@ def write_state(file: Path, config: StudyConfig, kept: Kept) -> None:
     standing = kept.standing
     told = {
         "version": VERSION,
-        "study_name": config.name,
-        "hosts": config.cluster.num_hosts,
+        "study_name": request.name,
+        "hosts": request.problem.cluster.num_hosts,
         "source": kept.source,
         "began_s": kept.began_s,
-        "running": None if standing is None else _standing_json(config, standing),
+        "running": None if standing is None else _standing_json(request.problem, standing),
         "ran_on": list(kept.ran_on),
         "told": kept.told,
         "seats": [asdict(seat) for seat in kept.seats],
@@ -77,20 +78,20 @@ def write_state(file: Path, config: StudyConfig, kept: Kept) -> None:
         },
     }
     text = json.dumps(told, indent=2, allow_nan=False) + "\n"
-    _read(file, config, text)  # a state that could not be read would end the watch for good
+    _read(file, request, text)  # a state that could not be read would end the watch for good
     write_output(file, text, option="--state")
 
 
-def read_state(file: Path, config: StudyConfig) -> Kept | None:
+def read_state(file: Path, request: StudyRequest) -> Kept | None:
     """Read the state of an earlier watch; None if there is none.
 
     Raises:
         ConfigError: The file is no state, or that of another study.
     """
-    return _read(file, config) if file.exists() else None
+    return _read(file, request) if file.exists() else None
 
 
-def _read(file: Path, config: StudyConfig, text: str | None = None) -> Kept:
+def _read(file: Path, request: StudyRequest, text: str | None = None) -> Kept:
     """Return the state in a file, or in a text that is to be written there."""
     nearest = "remove the file to begin anew, or name another with --state"
     try:
@@ -98,8 +99,8 @@ def _read(file: Path, config: StudyConfig, text: str | None = None) -> Kept:
         if told["version"] != VERSION:
             raise ValueError(f"version {told['version']!r}")
         whose = (told["study_name"], told["hosts"])
-        if whose == (config.name, config.cluster.num_hosts):
-            return _kept_of(file, config, told)
+        if whose == (request.name, request.problem.cluster.num_hosts):
+            return _kept_of(file, request.problem, told)
     except (
         OSError,
         ValueError,
@@ -116,8 +117,8 @@ def _read(file: Path, config: StudyConfig, text: str | None = None) -> Kept:
         ) from None
     name, hosts = whose
     raise ConfigError(
-        f"is the state of the study {name!r} on {hosts} hosts, and this is {config.name!r} on "
-        f"{config.cluster.num_hosts}",
+        f"is the state of the study {name!r} on {hosts} hosts, and this is {request.name!r} on "
+        f"{request.problem.cluster.num_hosts}",
         key="--state",
         value=str(file),
         nearest=nearest,
@@ -148,37 +149,37 @@ def locked(file: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def setup_json(config: StudyConfig, setup: Setup) -> dict[str, Any]:
+def setup_json(problem: Problem, setup: Setup) -> dict[str, Any]:
     """Write a setup as JSON."""
-    return {"hosts": list(setup.hosts), "config": config_in_words(config, setup.config)}
+    return {"hosts": list(setup.hosts), "config": config_in_words(problem, setup.config)}
 
 
-def _setup_of(config: StudyConfig, told: Mapping[str, Any]) -> Setup:
+def _setup_of(problem: Problem, told: Mapping[str, Any]) -> Setup:
     hosts = tuple(map(_whole, told["hosts"]))
-    if list(hosts) != sorted({*hosts}) or not hosts or hosts[-1] >= config.cluster.num_hosts:
+    if list(hosts) != sorted({*hosts}) or not hosts or hosts[-1] >= problem.cluster.num_hosts:
         raise ValueError(f"hosts {hosts}")
-    chosen = parse_config(str(told["config"]), config.subject.defaults)
-    devices = [group.devices_per_host for group in config.cluster.groups for _ in range(group.hosts)]
+    chosen = parse_config(str(told["config"]), problem.subject.defaults)
+    devices = [group.devices_per_host for group in problem.cluster.groups for _ in range(group.hosts)]
     if chosen.num_devices > sum(devices[host] for host in hosts):  # uneven work may leave some idle
         raise ValueError(f"{chosen} needs more than the hosts {hosts}")
     return Setup(hosts=hosts, config=chosen)
 
 
-def _standing_json(config: StudyConfig, standing: Standing) -> dict[str, Any]:
+def _standing_json(problem: Problem, standing: Standing) -> dict[str, Any]:
     return {
-        "setup": None if standing.running is None else setup_json(config, standing.running),
+        "setup": None if standing.running is None else setup_json(problem, standing.running),
         "since_s": standing.since_s,
         "at_s": standing.at_s,
         "held_until_s": standing.held_until_s,
         "figures": None if standing.figures is None else asdict(standing.figures),
-        "lost_steps": [{**setup_json(config, setup), "steps": steps} for setup, steps in standing.lost_steps.items()],
+        "lost_steps": [{**setup_json(problem, setup), "steps": steps} for setup, steps in standing.lost_steps.items()],
     }
 
 
-def _standing_of(config: StudyConfig, told: Mapping[str, Any]) -> Standing:
+def _standing_of(problem: Problem, told: Mapping[str, Any]) -> Standing:
     figures = told["figures"]
     return Standing(
-        running=None if told["setup"] is None else _setup_of(config, told["setup"]),
+        running=None if told["setup"] is None else _setup_of(problem, told["setup"]),
         since_s=_finite(told["since_s"]),
         at_s=_finite(told["at_s"]),
         held_until_s=_finite(told["held_until_s"]),
@@ -190,17 +191,17 @@ def _standing_of(config: StudyConfig, told: Mapping[str, Any]) -> Standing:
             devices_per_host=_whole(figures["devices_per_host"]),
             nic_bytes_per_s=_positive(figures["nic_bytes_per_s"]),
         ),
-        lost_steps={_setup_of(config, one): _finite(one["steps"]) for one in told["lost_steps"]},
+        lost_steps={_setup_of(problem, one): _finite(one["steps"]) for one in told["lost_steps"]},
     )
 
 
-def _kept_of(file: Path, config: StudyConfig, told: Mapping[str, Any]) -> Kept:
-    if len(told["seats"]) not in (0, config.cluster.num_hosts):
+def _kept_of(file: Path, problem: Problem, told: Mapping[str, Any]) -> Kept:
+    if len(told["seats"]) not in (0, problem.cluster.num_hosts):
         raise ValueError(f"{len(told['seats'])} nodes")
     return Kept(
         source=str(told["source"]),
         began_s=_finite(told["began_s"]),
-        standing=None if told["running"] is None else _standing_of(config, told["running"]),
+        standing=None if told["running"] is None else _standing_of(problem, told["running"]),
         ran_on=_texts(told["ran_on"]),
         told=str(told["told"]),
         seats=tuple(
@@ -212,7 +213,7 @@ def _kept_of(file: Path, config: StudyConfig, told: Mapping[str, Any]) -> Kept:
             )
             for seat in told["seats"]
         ),
-        trace=parse_trace(str(told["trace"]), config.cluster, place=str(file)),
+        trace=parse_trace(str(told["trace"]), problem.cluster, place=str(file)),
         # states from before there was a probe have none
         links=_links_of(told["links"]) if "links" in told else Links(),
     )

@@ -114,7 +114,7 @@ class _Watch:
             elif setup is None:
                 raise ConfigError(
                     "has no configuration that works",
-                    file=self._watched.config.file,
+                    file=self._watched.prepared.request.file,
                     nearest="`meshtune space` explains why",
                 )
             standing = Standing(running=setup, since_s=look.now_s, at_s=look.now_s)
@@ -163,7 +163,7 @@ class _Watch:
         )
         verdict = decide(standing, present, look.now_s, self._rules, is_broken=is_broken)
         seen = Seen(look=look, present=present, standing=standing, verdict=verdict, events=events, wall_s=self._clock())
-        answer = answer_of(self._watched.config, self._watched, seen)
+        answer = answer_of(self._watched.prepared, self._watched, seen)
         self._due_in_s = next_look_s(verdict) - look.now_s
         self._kept = replace(self._kept, standing=standing)
         is_due = verdict.decision == Decision.CHANGE and look.now_s >= standing.held_until_s
@@ -181,7 +181,7 @@ class _Watch:
                 # what follows from the change itself is no news
                 verdict = decide(standing, present, look.now_s, self._rules)
                 after = replace(seen, standing=standing, verdict=verdict)
-                self._kept = replace(self._kept, told=answer_of(self._watched.config, self._watched, after).short)
+                self._kept = replace(self._kept, told=answer_of(self._watched.prepared, self._watched, after).short)
         self._keep()
 
     def _keep(self) -> None:
@@ -189,7 +189,7 @@ class _Watch:
             self._kept = replace(self._kept, seats=self._hosts.seats, trace=Trace(events=tuple(self._hosts.events)))
         if self._probing is not None:
             self._kept = replace(self._kept, links=self._probing.links)
-        write_state(self._doing.state, self._watched.config, self._kept)
+        write_state(self._doing.state, self._watched.prepared.request, self._kept)
 
 
 def _new_events(before: Trace | None, now: Trace) -> tuple[HostEvent | LinkEvent, ...]:

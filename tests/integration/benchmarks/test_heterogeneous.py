@@ -36,7 +36,7 @@ def test_the_even_row_is_what_rank_prints_first():
 
 def test_work_that_is_divided_perfectly_takes_half_as_long_on_two_equal_halves():
     """Two kinds of hosts of one speed do what one does in half the time, with nothing waiting."""
-    alike = CASES[0].config("llama-7b", EVEN).setting
+    alike = CASES[0].config("llama-7b", EVEN).problem.setting
     group = alike.cluster.groups[0]
     alike = replace(alike, cluster=replace(alike.cluster, groups=(group, replace(group, name="other"))))
     _, config = first_of_rank(CASES[0].config("llama-7b", EVEN))

@@ -54,7 +54,7 @@ def search(**changes):
 
 def test_truth_is_what_a_trial_without_noise_measures(small):
     """A world's true step times are those of trials without noise, and infinite where these run out of memory."""
-    world = replace(small.config.backend, seed=1, noise=0.0)
+    world = replace(small.config.trials.backend, seed=1, noise=0.0)
     outcomes = [world.measure(small.grid.config(at), trial_number=at) for at in range(len(small.grid))]
     true_s = simulated_worlds.true_step_s(world, small.grid)
 
@@ -65,9 +65,9 @@ def test_truth_is_what_a_trial_without_noise_measures(small):
 
 def test_the_first_trial_is_the_experts(small):
     """After one trial the regret is the current one, and nobody is confident."""
-    world = replace(small.config.backend, seed=0)
+    world = replace(small.config.trials.backend, seed=0)
     true_s = simulated_worlds.true_step_s(world, small.grid)
-    at = small.grid.positions()[tuple(small.config.current.values(small.grid.dimensions).values())]
+    at = small.grid.positions()[tuple(small.config.problem.current.values(small.grid.dimensions).values())]
     found = search_in(small, SMALL, seed=0, max_trials=1)
 
     assert (found.num_trials, found.is_confident) == (1, False)
@@ -86,7 +86,9 @@ def test_searches_end_on_the_best_with_half_of_the_candidates(told):
 
 def test_what_is_chosen_is_what_measured_fastest(small):
     """The regret is that of the choice and not of the best that was tried, if noise hides which is the fastest."""
-    noisy = replace(small, config=replace(small.config, backend=replace(small.config.backend, noise=0.5)))
+    trials = small.config.trials
+    trials = replace(trials, backend=replace(trials.backend, noise=0.5))
+    noisy = replace(small, config=replace(small.config, trials=trials))
     with mapper(1) as each:
         found = list(each(lambda seed: search_in(noisy, SMALL, seed, max_trials=5), range(3)))
 

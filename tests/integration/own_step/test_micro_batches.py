@@ -17,6 +17,7 @@ from trials.ranks.processes import RankProcesses
 from tuner import load_study
 from tuner.answers.export import export_configuration
 from tuner.own_step.plans import OwnStepPlans
+from tuner.run.studies import prepared_of
 from tuner.storage.stored_studies import StoredStudies
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -89,7 +90,7 @@ def test_sizes_that_divide_the_batch_are_candidates(config):
     """Each mesh has plans for each size that divides its rows, of a step with the number of micro-batches; others are
     told, and so are plans that went through JSON.
     """
-    space, plans = config.space(), config.subject.plans
+    space, plans = config.problem.space(), config.problem.subject.plans
     found = {(each.dp, each.mbs) for each in map(space.grid.config, range(len(space.grid)))}
     again = OwnStepPlans(step=plans.step, cluster=plans.cluster, planner="unknown", mbs=plans.mbs)
     again.restore(json.loads(json.dumps(plans.as_json())))
@@ -97,24 +98,24 @@ def test_sizes_that_divide_the_batch_are_candidates(config):
     assert found == {(2, 2), (2, 4), (1, 2), (1, 4), (1, 8)}
     assert plans.step_of(ParallelConfig(dp=2, mbs=2)).micro_batches == 2
     assert plans.step_of(ParallelConfig(tp=2, mbs=2)).micro_batches == 4
-    assert list(config.subject.reasons_against(config.options, ParallelConfig(dp=2, mbs=8, zero_stage=0), space)) == [
-        "plan"
-    ]
+    assert list(
+        config.problem.subject.reasons_against(config.problem.options, ParallelConfig(dp=2, mbs=8, zero_stage=0), space)
+    ) == ["plan"]
     assert again.as_json() == plans.as_json()
 
 
 def test_each_micro_batch_has_its_passes_and_its_sums(config):
     """With twice as many micro-batches, gradients are added up along `data` once more."""
     few, many = (ParallelConfig(dp=2, mbs=size, zero_stage=0) for size in (4, 2))
-    plans = config.subject.plans
+    plans = config.problem.subject.plans
 
     assert plans.step_time_s(many)[1] > 1.5 * plans.step_time_s(few)[1]
 
 
 def test_trials_run_all_micro_batches(config):
     """The losses of steps with one micro-batch and with several are the same, as the sizes say nothing about it."""
-    with RankProcesses(config.backend.rank_setup) as ranks:
-        opened = OpenBackend(backend=config.backend, ranks=ranks)
+    with RankProcesses(config.trials.backend.rank_setup) as ranks:
+        opened = OpenBackend(backend=config.trials.backend, ranks=ranks)
         trials = [
             opened.measure(each, trial_number=0)
             for each in (
@@ -134,7 +135,7 @@ def test_the_exported_program_has_the_number(config, world, tmp_path):
     module = tmp_path / "sharded.py"
     module.write_text(
         export_configuration(
-            config, StoredStudies(config.storage), ParallelConfig(tp=2, mbs=2, zero_stage=0), world, module
+            prepared_of(config), StoredStudies(config.storage), ParallelConfig(tp=2, mbs=2, zero_stage=0), world, module
         ).text,
         encoding="utf-8",
     )
@@ -159,5 +160,5 @@ def test_a_factory_without_the_argument_has_one_micro_batch(new_study, world):
     with pytest.raises(ConfigError, match=r"space.mbs = .*needs a factory that takes micro_batches"):
         load_study(write("own_program:whole_step", space={"mbs": [1, 2]}))
 
-    grid = load_study(write(devices=2)).space().grid
+    grid = load_study(write(devices=2)).problem.space().grid
     assert set(grid.mbs.tolist()) == {1}

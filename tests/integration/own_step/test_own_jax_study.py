@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tuner.run.studies import prepared_of
+
 pytest.importorskip("jax", reason="steps in JAX need JAX: pip install 'meshtune[jax]'")
 
 from costmodels.job.parallel_config import ParallelConfig
@@ -124,7 +126,7 @@ def rank_processes():
 def test_candidates_are_meshes_times_plans_at_their_planned_cost(study):
     """Every mesh has its plans by hand and perhaps a planner's, at the cost and the peak memory of the plan itself."""
     config = load_study(study())
-    found = candidates_of(config)
+    found = candidates_of(config.problem)
     grid = found.space.grid
     chosen = [grid.config(position) for position in range(len(grid))]
 
@@ -132,7 +134,7 @@ def test_candidates_are_meshes_times_plans_at_their_planned_cost(study):
     assert {each.plan for each in chosen} == {"hand", "descent"}
     assert ParallelConfig(dp=4, zero_stage=0) in chosen
     for position, each in enumerate(chosen):
-        cost = cost_of(config.subject.plans.plan(each))
+        cost = cost_of(config.problem.subject.plans.plan(each))
         assert found.estimate.step_time_s[position] == pytest.approx(cost.step_time_s)
         assert found.space.memory.peak_bytes[position] == pytest.approx(cost.peak_memory_bytes)
     by_hand_s = min(found.estimate.step_time_s[position] for position, each in enumerate(chosen) if each.plan == "hand")
@@ -141,7 +143,7 @@ def test_candidates_are_meshes_times_plans_at_their_planned_cost(study):
 
 def test_plain_data_parallelism_keeps_parameters_whole_and_fsdp_cuts_them(study):
     """The two plans by hand on the axis `data` are those that their ZeRO stages name."""
-    plans = load_study(study()).subject.plans
+    plans = load_study(study()).problem.subject.plans
     plain, sharded = (plans.plan(ParallelConfig(dp=4, zero_stage=stage)) for stage in (0, 3))
     names = {tensor.name: number for number, tensor in enumerate(plans.graph().tensors)}
 
@@ -153,21 +155,21 @@ def test_plain_data_parallelism_keeps_parameters_whole_and_fsdp_cuts_them(study)
 def test_meshes_that_do_not_divide_the_batch_are_left_out_with_the_reason(study):
     """With six rows, four devices along `data` are left out, and the reason names the sizes that there are."""
     config = load_study(study("own_program:odd_step"))
-    space = config.space()
-    reasons = config.subject.reasons_against(config.options, ParallelConfig(dp=4, zero_stage=0), space)
+    space = config.problem.space()
+    reasons = config.problem.subject.reasons_against(config.problem.options, ParallelConfig(dp=4, zero_stage=0), space)
 
     assert space.removed == {"data": 1}
     assert {space.grid.config(position).dp for position in range(len(space.grid))} == {1, 2}
     assert reasons == {"data": "data=4 divides the first dim of no input, its batch (sizes: 6)"}
     assert (
         "dp*tp must be the 4 devices"
-        in config.subject.reasons_against(config.options, ParallelConfig(dp=3), space)["devices"]
+        in config.problem.subject.reasons_against(config.problem.options, ParallelConfig(dp=3), space)["devices"]
     )
 
 
 def test_a_study_can_tighten_the_mesh(study):
     """`space.tp` leaves only meshes of these sizes, and each other plan is counted under the key."""
-    space = load_study(study(space={"tp": [2], "zero_stage": [0]})).space()
+    space = load_study(study(space={"tp": [2], "zero_stage": [0]})).problem.space()
 
     assert {space.grid.config(position).tp for position in range(len(space.grid))} == {2}
     assert {space.grid.config(position).zero_stage for position in range(len(space.grid))} == {0}
@@ -178,7 +180,7 @@ def test_a_study_can_tighten_the_mesh(study):
 def test_trials_run_the_users_function_as_the_plans_shard_it(study, rank_processes, clock):
     """Each plan's trial has the loss of every other, a step time by the study's clock, and XLA's memory of a device."""
     config = load_study(study(trial={"backend": "jax", "min_steps": 2, "max_steps": 2, "clock": clock}))
-    opened = OpenBackend(backend=config.backend, ranks=rank_processes)
+    opened = OpenBackend(backend=config.trials.backend, ranks=rank_processes)
     plain, other = ParallelConfig(dp=4, zero_stage=0), ParallelConfig(tp=4, zero_stage=0)
     trials = [opened.measure(each, trial_number=0) for each in (plain, other)]
 
@@ -193,7 +195,7 @@ def test_trials_run_the_users_function_as_the_plans_shard_it(study, rank_process
 
 def test_a_step_that_does_not_fit_ends_as_out_of_memory(study, rank_processes):
     """A compiled step above a device's memory is not run, and the trial says what it needs."""
-    backend = load_study(study()).backend
+    backend = load_study(study()).trials.backend
     (group,) = backend.cluster.groups
     small = replace(group, device=replace(group.device, memory_bytes=1000))
     opened = OpenBackend(
@@ -207,7 +209,7 @@ def test_a_step_that_does_not_fit_ends_as_out_of_memory(study, rank_processes):
 
 def test_stored_plans_stand_in_for_planning(study):
     """Plans that went through JSON are the same candidates at the same cost, and no planner runs for them."""
-    plans = load_study(study()).subject.plans
+    plans = load_study(study()).problem.subject.plans
     made = {tp: [(each.config, each.step_time_s) for each in plans.on(tp).candidates] for tp in plans.degrees}
     again = OwnStepPlans(step=plans.step, cluster=plans.cluster, planner="unknown")
     again.restore(json.loads(json.dumps(plans.as_json())))
@@ -238,13 +240,13 @@ print(len(found[0]["up"].sharding.device_set))
 def test_the_exported_program_runs_and_computes_the_same(study, tmp_path, chosen):
     """The written module runs as it stands, and its step equals the unsharded function to 1e-5 on four devices."""
     config = load_study(study())
-    space = config.space()
+    space = config.problem.space()
     planned = next(
         each for position in range(len(space.grid)) if (each := space.grid.config(position)).plan == "descent"
     )
     module = tmp_path / "sharded.py"
     module.write_text(
-        export_configuration(config, StoredStudies(config.storage), chosen or planned, "jax", module).text,
+        export_configuration(prepared_of(config), StoredStudies(config.storage), chosen or planned, "jax", module).text,
         encoding="utf-8",
     )
     (tmp_path / "check.py").write_text(CHECK.format(module="sharded"), encoding="utf-8")
@@ -263,12 +265,16 @@ def test_a_state_that_holds_functions_and_keys_runs_and_is_exported(study, tmp_p
     runs in a trial and in the written module.
     """
     config = load_study(study("own_program:step_of_state"))
-    trial = OpenBackend(backend=config.backend, ranks=rank_processes).measure(
-        config.space().grid.config(0), trial_number=0
+    trial = OpenBackend(backend=config.trials.backend, ranks=rank_processes).measure(
+        config.problem.space().grid.config(0), trial_number=0
     )
     (tmp_path / "sharded.py").write_text(
         export_configuration(
-            config, StoredStudies(config.storage), config.space().grid.config(0), "jax", tmp_path / "sharded.py"
+            prepared_of(config),
+            StoredStudies(config.storage),
+            config.problem.space().grid.config(0),
+            "jax",
+            tmp_path / "sharded.py",
         ).text,
         encoding="utf-8",
     )
@@ -335,7 +341,7 @@ def test_simulated_trials_answer_for_any_cluster(study):
     """A study of GPUs is simulated to its end; rank, notes of the dashboard and a resumed run take what it found."""
     file = study(cluster={"name": "dgx-h100", "hosts": 1}, trial={"backend": "simulated", "operator_error": 0.1})
     config = load_study(file)
-    result = run_study(config, executor=InProcessExecutor(config.backend))
+    result = run_study(config, executor=InProcessExecutor(config.trials.backend))
     stored = stored_study(config)
     seen = snapshot_of(config, stored, stored.user_attrs, is_running=False)
 
@@ -345,16 +351,16 @@ def test_simulated_trials_answer_for_any_cluster(study):
     assert "SYNTHETIC" in study_note(seen)
     assert "tokens" not in study_note(seen) + trial_note(config, seen.records[0], seen.reference, None)
     again = load_study(file)
-    assert run_study(again, executor=InProcessExecutor(again.backend)).stop_reason == result.stop_reason
-    assert again.subject.plans.as_json() == config.subject.plans.as_json()
+    assert run_study(again, executor=InProcessExecutor(again.trials.backend)).stop_reason == result.stop_reason
+    assert again.problem.subject.plans.as_json() == config.problem.subject.plans.as_json()
 
 
 def test_a_changed_program_is_another_study(study):
     """Trials of a program cannot be gone on with once its shapes have changed."""
     file = study(trial={"backend": "simulated"}, search={"max_trials": 1})
     config = load_study(file)
-    run_study(config, executor=InProcessExecutor(config.backend))
+    run_study(config, executor=InProcessExecutor(config.trials.backend))
     other = load_study(file, overrides=["model.jax=own_program:odd_step"])
 
     with pytest.raises(ConfigError, match="was measured with"):
-        run_study(other, executor=InProcessExecutor(other.backend))
+        run_study(other, executor=InProcessExecutor(other.trials.backend))

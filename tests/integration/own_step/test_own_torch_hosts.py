@@ -37,7 +37,7 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_
 for _ in range(2):
     cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, log_to_driver=False)
-backend = load_study("study.yaml").backend
+backend = load_study("study.yaml").trials.backend
 with RayExecutor(backend, parallel_trials=1, address=cluster.address) as executor:
     executor.submit(0, ParallelConfig(dp=2, zero_stage=3))
     found = {}

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tuner.run.studies import prepared_of
+
 pytest.importorskip("torch", reason="steps in torch need torch: pip install 'meshtune[torch]'")
 
 from costmodels.job.parallel_config import ParallelConfig
@@ -145,14 +147,14 @@ def trained_alone(factory):
 def test_candidates_are_meshes_times_plans_at_their_planned_cost(study):
     """Every mesh has its plans by hand, at the cost of the plan itself; the first is no slower than any of them."""
     config = load_study(study())
-    grid = config.space().grid
+    grid = config.problem.space().grid
     chosen = [grid.config(position) for position in range(len(grid))]
-    names = {tensor.name: number for number, tensor in enumerate(config.subject.plans.graph().tensors)}
-    plain, sharded = (config.subject.plans.plan(ParallelConfig(dp=4, zero_stage=stage)) for stage in (0, 3))
+    names = {tensor.name: number for number, tensor in enumerate(config.problem.subject.plans.graph().tensors)}
+    plain, sharded = (config.problem.subject.plans.plan(ParallelConfig(dp=4, zero_stage=stage)) for stage in (0, 3))
 
     assert {(each.dp, each.tp) for each in chosen} == {(4, 1), (2, 2), (1, 4)}
     assert rank(config)[0]["step_time_s"] == pytest.approx(
-        min(cost_of(config.subject.plans.plan(each)).step_time_s for each in chosen)
+        min(cost_of(config.problem.subject.plans.plan(each)).step_time_s for each in chosen)
     )
     assert plain.dims_of(names["inputs.0"])[0] == sharded.dims_of(names["inputs.0"])[0] == ("data",)
     assert plain.dims_of(names["up.weight"]) == ((), ())
@@ -162,17 +164,17 @@ def test_candidates_are_meshes_times_plans_at_their_planned_cost(study):
 def test_meshes_that_do_not_divide_the_batch_are_left_out_with_the_reason(study):
     """With six rows, four devices along `data` are left out, and the reason names the sizes that there are."""
     config = load_study(study("own_program:odd_step"))
-    space = config.space()
+    space = config.problem.space()
 
     assert space.removed == {"data": 1}
-    assert config.subject.reasons_against(config.options, ParallelConfig(dp=4, zero_stage=0), space) == {
-        "data": "data=4 divides the first dim of no input, its batch (sizes: 6)"
-    }
+    assert config.problem.subject.reasons_against(
+        config.problem.options, ParallelConfig(dp=4, zero_stage=0), space
+    ) == {"data": "data=4 divides the first dim of no input, its batch (sizes: 6)"}
 
 
 def test_statistics_that_a_step_replaces_are_no_batch(study):
     """A module with BatchNorm has candidates on every mesh, though its statistics lie along its channels."""
-    grid = load_study(study("own_program:normed_step")).space().grid
+    grid = load_study(study("own_program:normed_step")).problem.space().grid
 
     assert {grid.config(position).tp for position in range(len(grid))} == {1, 2, 4}
 
@@ -181,7 +183,7 @@ def test_statistics_that_a_step_replaces_are_no_batch(study):
 def test_trials_train_the_users_module_as_one_process_does(study, measured, factory, clock):
     """Each plan's last loss is that of one process under the same optimizer, with a time by the study's clock."""
     config = load_study(study(f"own_program:{factory}", devices=2, trial=trial_keys(clock=clock)))
-    trials = measured(config.backend, FSDP, TENSORS)
+    trials = measured(config.trials.backend, FSDP, TENSORS)
     expected = trained_alone(getattr(sys.modules["own_program"], factory))
 
     assert [trial.status for trial in trials] == [Status.OK, Status.OK], trials[0].log_tail + trials[1].log_tail
@@ -199,8 +201,8 @@ def trial_keys(**others):
 def test_tensors_on_meta_get_values(study, measured):
     """A module and inputs without values train from values that depend on the seed alone, whatever the plan."""
     config = load_study(study("own_program:step_on_meta", devices=2))
-    losses = [dict(trial.conditions)["loss"] for trial in measured(config.backend, PLAIN, TENSORS)]
-    (other,) = measured(replace(config.backend, seed=1), PLAIN)
+    losses = [dict(trial.conditions)["loss"] for trial in measured(config.trials.backend, PLAIN, TENSORS)]
+    (other,) = measured(replace(config.trials.backend, seed=1), PLAIN)
 
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert losses[0] > 0
@@ -210,11 +212,11 @@ def test_tensors_on_meta_get_values(study, measured):
 def test_memory_is_that_of_training_and_ends_a_trial_that_needs_more(study, measured):
     """Cut parameters need less than whole ones, and a device without room for the step ends as out of memory."""
     config = load_study(study("own_program:large_step", devices=2))
-    whole, cut = measured(config.backend, PLAIN, TENSORS)
-    (group,) = config.backend.cluster.groups
+    whole, cut = measured(config.trials.backend, PLAIN, TENSORS)
+    (group,) = config.trials.backend.cluster.groups
     small = replace(group, device=replace(group.device, memory_bytes=100 << 20))
-    cluster = replace(config.backend.cluster, groups=(small,))
-    (lacking,) = measured(replace(config.backend, cluster=cluster), PLAIN)
+    cluster = replace(config.trials.backend.cluster, groups=(small,))
+    (lacking,) = measured(replace(config.trials.backend, cluster=cluster), PLAIN)
     parameters_bytes = 4 * (2 * 32 * (1 << 18) + (1 << 18) + 32)
 
     # parameters, gradients and two moments
@@ -225,7 +227,7 @@ def test_memory_is_that_of_training_and_ends_a_trial_that_needs_more(study, meas
 def test_a_failure_of_the_program_is_one_of_the_trial(study, measured):
     """An error in the user's code while training ends the trial as crashed, with the error and its traceback."""
     config = load_study(study("own_program:crashing_step", devices=2))
-    (trial,) = measured(config.backend, PLAIN)
+    (trial,) = measured(config.trials.backend, PLAIN)
 
     assert trial.status is Status.CRASHED
     assert "Invalid learning rate: -1.0" in trial.reason
@@ -265,7 +267,8 @@ def test_the_exported_program_runs_and_computes_the_same(study, tmp_path):
     config = load_study(study(devices=2))
     module = tmp_path / "sharded.py"
     module.write_text(
-        export_configuration(config, StoredStudies(config.storage), TENSORS, "torch", module).text, encoding="utf-8"
+        export_configuration(prepared_of(config), StoredStudies(config.storage), TENSORS, "torch", module).text,
+        encoding="utf-8",
     )
     (tmp_path / "check.py").write_text(CHECK, encoding="utf-8")
 
@@ -355,9 +358,9 @@ def test_simulated_trials_answer_for_any_cluster(study):
     """A study of GPUs is simulated to its end, and a resumed run takes what it found."""
     file = study(cluster={"name": "dgx-h100", "hosts": 1}, trial={"backend": "simulated", "operator_error": 0.1})
     config = load_study(file)
-    result = run_study(config, executor=InProcessExecutor(config.backend))
+    result = run_study(config, executor=InProcessExecutor(config.trials.backend))
 
     assert result.best is not None
     again = load_study(file)
-    assert run_study(again, executor=InProcessExecutor(again.backend)).stop_reason == result.stop_reason
-    assert again.subject.plans.as_json() == config.subject.plans.as_json()
+    assert run_study(again, executor=InProcessExecutor(again.trials.backend)).stop_reason == result.stop_reason
+    assert again.problem.subject.plans.as_json() == config.problem.subject.plans.as_json()

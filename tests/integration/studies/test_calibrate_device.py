@@ -244,24 +244,26 @@ def test_options_of_a_device_need_one(calibrate, option):
 def world_of(path):
     """A study, its candidates, and what their steps take in its simulated world."""
     config = load_study(path)
-    grid = config.space().grid
-    return config, grid, np.log(config.backend.hidden_step(grid).step_time_s)
+    grid = config.problem.space().grid
+    return config, grid, np.log(config.trials.backend.hidden_step(grid).step_time_s)
 
 
 def alone_in(config, call):
     """What a call takes alone in the study's world."""
     if call.is_collective:
         shape = np.log2(np.maximum(np.array([call.shape]), 1.0))
-        return isolated_call_s(call, config.setting.cluster) * float(np.exp(config.backend._error(call.kind, shape))[0])
-    operator, (device,) = isolated_operator(call), config.setting.cluster.devices
+        return isolated_call_s(call, config.problem.setting.cluster) * float(
+            np.exp(config.trials.backend._error(call.kind, shape))[0]
+        )
+    operator, (device,) = isolated_operator(call), config.problem.setting.cluster.devices
     label = f"{operator.kind} {operator.phase} {device.name}"
-    error = config.backend._error(label, np.log2(np.maximum(operator.shape, 1.0)))
+    error = config.trials.backend._error(label, np.log2(np.maximum(operator.shape, 1.0)))
     return float((alone_s(operator, device) * np.exp(error))[0])
 
 
 def keep_world(config, grid, seconds=20.0):
     """Calibrates the study's world: what a calibration would have measured there, in the study's storage."""
-    calls = calls_of(config.setting, grid, most_ranks=8)
+    calls = calls_of(config.problem.setting, grid, most_ranks=8)
     store = open_store(config.storage)
     make_tables(store)
     for one in calibration_plan(calls.wanted, seconds):
@@ -272,7 +274,7 @@ def keep_world(config, grid, seconds=20.0):
 def prior_of(config, grid, past):
     """The logarithm of the step times that a study expects before its first trial."""
     everywhere = np.arange(len(grid))
-    posterior = initial_posterior([(config.subject.measured_setting, everywhere)], grid, past)
+    posterior = initial_posterior([(config.problem.subject.measured_setting, everywhere)], grid, past)
     return posterior.expected(observations_of([], lambda _: None), everywhere).log_step_s
 
 
@@ -306,7 +308,7 @@ def test_a_calibration_is_evidence_for_every_study_of_its_device_and_precision(s
     assert len(past.alone) > 20
     assert "of a calibration" in past.in_words
     for later, changes in ((longer, True), (other, False)):
-        its_grid = later.space().grid
+        its_grid = later.problem.space().grid
         told, untold = (prior_of(later, its_grid, known) for known in (past_of(later), Past()))
         assert np.allclose(told, untold) != changes
 

@@ -14,6 +14,7 @@ from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from tuner.answers.best import best_known
 from tuner.run.loop import run_study
+from tuner.run.studies import prepared_of
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import load_study
 
@@ -73,7 +74,7 @@ def study(tmp_path_factory):
         run_study(
             config,
             on_progress=lambda _: None,
-            executor=InProcessExecutor(OpenBackend(backend=config.backend, ranks=ranks)),
+            executor=InProcessExecutor(OpenBackend(backend=config.trials.backend, ranks=ranks)),
         )
     return path, config
 
@@ -81,7 +82,7 @@ def study(tmp_path_factory):
 def test_the_hidden_optimum_is_found(study):
     """Within 24 trials of some 600 pairs the best has every knob at its best value, and the idle one at today's."""
     _, config = study
-    best = best_known(config, StoredStudies(config.storage).find(config.name))
+    best = best_known(prepared_of(config), StoredStudies(config.storage).find(config.name))
 
     assert best.source == "measured"
     assert best.config.tp == 2

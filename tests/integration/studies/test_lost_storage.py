@@ -67,7 +67,7 @@ def run_until_lost(config, lose):
             left.pop()()
 
     with pytest.raises(StorageLostError) as caught:
-        run_study(config, on_progress=watch, executor=InProcessExecutor(config.backend))
+        run_study(config, on_progress=watch, executor=InProcessExecutor(config.trials.backend))
     return caught.value
 
 
@@ -78,7 +78,7 @@ def test_lost_storage_ends_the_run_and_loses_no_trial(study, tmp_path, kind, los
     which the study goes on to the trials that it would have had.
     """
     whole = study(f"sqlite:///{tmp_path}/whole.db")
-    run_study(whole, on_progress=lambda _: None, executor=InProcessExecutor(whole.backend))
+    run_study(whole, on_progress=lambda _: None, executor=InProcessExecutor(whole.trials.backend))
     file = tmp_path / "study.store"
     error = run_until_lost(study(f"{kind}:///{file}"), lambda: lose(file))
     saved = study(re.search(r"--storage (\S+)$", error.nearest)[1])
@@ -109,7 +109,7 @@ def test_storage_lost_during_a_trial_keeps_its_observation(study, tmp_path):
     """The trial whose end could not be written is among what is saved, and ends when the study goes on."""
     file = tmp_path / "study.db"
     config = study(f"sqlite:///{file}")
-    executor = InProcessExecutor(config.backend)
+    executor = InProcessExecutor(config.trials.backend)
     poll = executor.poll
 
     def poll_and_lose(timeout_s, /):

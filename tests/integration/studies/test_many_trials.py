@@ -50,7 +50,7 @@ def study_run(tmp_path_factory):
 
         def measure(self, chosen, *, trial_number):
             counts.append(len(noted))
-            return config.backend.measure(chosen, trial_number=trial_number)
+            return config.trials.backend.measure(chosen, trial_number=trial_number)
 
     with noted_statements(noted):
         result, _ = run(config, backend=Counting(), slots=SLOTS)

@@ -11,7 +11,7 @@ from tests.support.studies.planned_studies import planned_study_text
 from trials.jax_training.backend import JAX_RANKS
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
-from tuner.forecast.planned_candidates import plan_layers
+from tuner.forecast.planned_candidates import prepare
 from tuner.run.loop import run_study
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import load_study
@@ -32,7 +32,7 @@ trial: {{backend: jax, min_steps: 4, max_steps: 8, precision: 0.05}}
 def load_planned(file, folder):
     """Load a study with a database in the folder, and plan its layers."""
     config = load_study(file, storage=f"sqlite:///{folder / 'meshtune.db'}")
-    return plan_layers(config, StoredStudies(config.storage))
+    return prepare(config, StoredStudies(config.storage), runs=True)
 
 
 def test_a_simulated_best_ran_a_plan_and_says_so(tmp_path):
@@ -71,7 +71,7 @@ def test_trials_in_jax_train_with_the_plan_of_their_candidate(tmp_path):
     file = tmp_path / "study.yaml"
     file.write_text(IN_JAX, encoding="utf-8")
     config = load_planned(file, tmp_path)
-    assert config.planning.is_auto
+    assert config.problem.planning.is_auto
     with RankProcesses(JAX_RANKS) as ranks:
         backend = OpenBackend(backend=config.backend, ranks=ranks)
         result = run_study(config, executor=InProcessExecutor(backend=backend))
@@ -83,7 +83,7 @@ def test_trials_in_jax_train_with_the_plan_of_their_candidate(tmp_path):
     assert result.best == min(told.values(), key=lambda record: record.step_time_s)
     assert in_process("best", file, "--json", cwd=tmp_path).json["config"] == result.best.params
 
-    planned = config.config_of(told["descent"].params)
+    planned = config.problem.config_of(told["descent"].params)
     exported = in_process("export", file, "--to", "json", "--config", f"{planned},plan=descent", "--json", cwd=tmp_path)
     assert '"plan": "descent"' in exported.json["text"]
     assert backend.backend.work(planned).is_by_hand is False

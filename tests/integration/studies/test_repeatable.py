@@ -117,7 +117,7 @@ def test_trials_that_end_together_may_end_in_any_order(tmp_path):
         config = load_study(
             replayed(folder), storage=f"sqlite:///{folder / 'study.db'}", overrides=["search.parallel_trials=2"]
         )
-        executor = TogetherExecutor(config.backend, 2, is_reversed=is_reversed)
+        executor = TogetherExecutor(config.trials.backend, 2, is_reversed=is_reversed)
         found.append(sequence(run_study(config, on_progress=lambda _: None, executor=executor).records))
 
     assert [trial[:3] + trial[4:] for trial in found[0]] == [trial[:3] + trial[4:] for trial in found[1]]

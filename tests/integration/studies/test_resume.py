@@ -83,7 +83,7 @@ def in_process(file, storage, slots, budget):
     """The short study and its executor."""
     overrides = ["search.draws=10", f"search.max_trials={budget}", f"search.parallel_trials={slots}"]
     config = load_study(file, overrides=overrides, storage=storage)
-    return config, InProcessExecutor(config.backend, slots)
+    return config, InProcessExecutor(config.trials.backend, slots)
 
 
 def run_in_process(file, storage, slots, budget):

@@ -32,7 +32,7 @@ def run_one(file, storage, name, failed):
     try:
         overrides = [f"name={name}", f"search.max_trials={TRIALS}", "search.draws=10"]
         config = load_study(file, overrides=overrides, storage=storage)
-        run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
+        run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.trials.backend))
     except BaseException:  # noqa: BLE001 # whatever it is, the test tells it
         failed.put(f"{name}: {traceback.format_exc()}")
 

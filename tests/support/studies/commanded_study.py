@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tests.support.studies.in_process_executor import InProcessExecutor
 from tuner.run.loop import run_study
-from tuner.study_file.config import StudyConfig, load_study
+from tuner.study_file.config import load_study
+from tuner.study_file.request import StudyRequest
 
 MODEL = Path(__file__).resolve().parents[3] / "configs" / "models" / "gpt-small.yaml"
 
@@ -51,8 +52,8 @@ def write_study(folder: Path, *, trials: int, storage: str = "") -> Path:
     return path
 
 
-def run_here(file: Path, *overrides: str) -> StudyConfig:
+def run_here(file: Path, *overrides: str) -> StudyRequest:
     """Run the study of a file in this process, and return its configuration."""
     config = load_study(file, overrides=overrides)
-    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
+    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.trials.backend))
     return config

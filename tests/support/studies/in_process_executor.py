@@ -10,7 +10,7 @@ from costmodels.job.proxy_job import Reduction
 from trials.backend import AbstractBackend, Observation, Status
 from tuner.run.loop import run_study
 from tuner.run.progress import RunResult
-from tuner.study_file.config import StudyConfig
+from tuner.study_file.request import StudyRequest
 
 
 @dataclass
@@ -103,8 +103,8 @@ class InProcessExecutor:
 
 
 def run_here(
-    config: StudyConfig, backend: AbstractBackend | None = None, slots: int = 1, **options: object
+    config: StudyRequest, backend: AbstractBackend | None = None, slots: int = 1, **options: object
 ) -> tuple[RunResult, InProcessExecutor]:
     """Run a study in this process, on another backend than its own if one is given."""
-    executor = InProcessExecutor(backend or config.backend, slots)
+    executor = InProcessExecutor(backend or config.trials.backend, slots)
     return run_study(config, on_progress=lambda _: None, executor=executor, **options), executor

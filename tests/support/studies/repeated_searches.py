@@ -68,7 +68,7 @@ def searched(file: Path, storage: str, *, dies_at: int | None = None, overrides:
     from tuner.study_file.config import load_study
 
     config = load_study(file, storage=storage, overrides=list(overrides))
-    backend = config.backend if dies_at is None else Deadly(config.backend, dies_at)
+    backend = config.trials.backend if dies_at is None else Deadly(config.trials.backend, dies_at)
     executor = InProcessExecutor(backend, config.search.parallel_trials)
     return sequence(run_study(config, on_progress=lambda _: None, executor=executor).records)
 

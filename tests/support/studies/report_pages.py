@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 import optuna
 
 from trials.backend import Observation, Status
-from tuner.forecast.candidates import candidates_of, prediction_json
+from tuner.forecast.candidates import prediction_json
 from tuner.report import write_report
-from tuner.run.studies import make_sampler, open_study
+from tuner.run.studies import make_sampler, open_study, prepared_of
 from tuner.search.observations import OBSERVATION, STATUS
 from tuner.storage.record import PREDICTION, STOP_REASON
 from tuner.study_file.config import load_study
@@ -36,18 +36,18 @@ def study_of(folder, *, text=STUDY + CURRENT):
     return load_study(file, storage=f"sqlite:///{folder / 'study.db'}")
 
 
-def run(config, num_trials, failures=None, *, stop_reason="max_trials"):
+def run(asked, num_trials, failures=None, *, stop_reason="max_trials"):
     """Run trials as the ask/tell loop stores them; `failures` by trial number replace results of the backend."""
-    candidates = candidates_of(config)
-    sampler = make_sampler(config, candidates)
-    study = open_study(config, sampler)
+    prepared = prepared_of(asked)
+    candidates, sampler = prepared.candidates, make_sampler(prepared)
+    study = open_study(prepared, sampler)
 
     for number in range(num_trials):
         trial = study.ask(fixed_distributions=sampler.search_space)
         position = sampler.position_of(trial.params)
-        prediction = prediction_json(config, candidates.estimate, candidates.space.memory, position)
+        prediction = prediction_json(prepared.problem, candidates.estimate, candidates.space.memory, position)
         trial.set_user_attr(PREDICTION, prediction)
-        observation = (failures or {}).get(number) or config.backend.measure(
+        observation = (failures or {}).get(number) or prepared.backend.measure(
             sampler.config_of(trial.params), trial_number=number
         )
         trial.set_user_attr(STATUS, observation.status.value)

@@ -45,7 +45,7 @@ def main(study, storage, host, budget, notes):
     config = load_study(Path(study), overrides=overrides, storage=storage)
     print("ready", flush=True)  # noqa: T201 # the test waits for it
     sys.stdin.readline()
-    executor = InProcessExecutor(Noting(config.backend, host, Path(notes)))
+    executor = InProcessExecutor(Noting(config.trials.backend, host, Path(notes)))
     try:
         run_study(config, on_progress=lambda _: None, executor=executor)
     except ConfigError as error:

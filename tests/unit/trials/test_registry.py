@@ -39,8 +39,8 @@ def test_limits_do_not_change_the_meaning_of_trials():
 
 def test_a_replay_restricts_the_candidates_and_a_simulation_does_not():
     """Only measured configurations can be replayed, and its rows are part of its meaning."""
-    replay = load_study(STUDIES / "ultrascale-llama-8b-128.yaml").backend
-    simulated = load_study(STUDIES / "llama3-8b-dgx-h100.yaml").backend
+    replay = load_study(STUDIES / "ultrascale-llama-8b-128.yaml").trials.backend
+    simulated = load_study(STUDIES / "llama3-8b-dgx-h100.yaml").trials.backend
 
     assert len(replay.candidates(("zero_stage",))) == 176
     assert simulated.candidates(()) is None
@@ -52,8 +52,8 @@ def test_a_replay_restricts_the_candidates_and_a_simulation_does_not():
 
 def test_trials_in_jax_and_simulations_run_plans():
     """Backends that shard layers by any plan say so, and all others shard them as their framework does."""
-    runs = {name: load_study(STUDIES / name).backend.runs_plans for name in ("cpu-jax.yaml", "cpu-gpt.yaml")}
-    simulated = load_study(STUDIES / "llama3-8b-dgx-h100.yaml").backend
+    runs = {name: load_study(STUDIES / name).trials.backend.runs_plans for name in ("cpu-jax.yaml", "cpu-gpt.yaml")}
+    simulated = load_study(STUDIES / "llama3-8b-dgx-h100.yaml").trials.backend
 
     assert runs == {"cpu-jax.yaml": True, "cpu-gpt.yaml": False}
     assert simulated.runs_plans
@@ -61,7 +61,7 @@ def test_trials_in_jax_and_simulations_run_plans():
 
 def test_trials_in_torch_run_planned_layers_where_the_runtime_does():
     """With runtime torch-planned every candidate runs as a plan; the trainer shards layers as Megatron does."""
-    planned, trainer = (load_study(STUDIES / f"cpu-{name}.yaml").backend for name in ("torch-planned", "gpt"))
+    planned, trainer = (load_study(STUDIES / f"cpu-{name}.yaml").trials.backend for name in ("torch-planned", "gpt"))
 
     assert planned.with_layer_changes(()) == planned
     assert planned.reduced(Reduction(hosts=1, layers=1, global_batch_size=8)) is None

@@ -28,8 +28,8 @@ def relative_error(record: TrialRecord) -> float | None:
 
 def likely_ranges_s(data: ReportData, records: Sequence[TrialRecord]) -> list[tuple[float, float]]:
     """Compute for trials with a prediction the 68% range of the step time [s], as predicted before any trial."""
-    setting = data.config.setting
-    grid = ConfigGrid.from_configs([data.config.config_of(record.params) for record in records])
+    setting = data.problem.setting
+    grid = ConfigGrid.from_configs([data.problem.config_of(record.params) for record in records])
     memory = estimate_memory(setting, grid)
     log_errors = step_uncertainty(setting, grid, memory=memory).log_error
     return [

@@ -100,17 +100,17 @@ def worth_showing(data: ReportData) -> list[Shown]:
     if not measured and data.best_config is not None:  # inferred from proxy jobs
         add("best", data.best_config)
     for rank, record in enumerate(measured):
-        add(_MEASURED[rank], data.config.config_of(record.params))
+        add(_MEASURED[rank], data.problem.config_of(record.params))
     if data.reference is not None:
         add(data.reference.role, data.reference.config)
     for rank, position in enumerate(data.best_predicted(NUM_BEST)):
         if rank == 0 or len(found) < NUM_BEST:
-            add(_PREDICTED[rank], data.config.with_knobs(data.candidates.space.grid.config(position)))
+            add(_PREDICTED[rank], data.problem.with_knobs(data.candidates.space.grid.config(position)))
     return [
         Shown(
             roles=tuple(roles),
             values=config.values(data.dimensions),
-            prediction=predict_candidate(data.config, config),
+            prediction=predict_candidate(data.problem, config),
             record=_trial_of(data, config),
         )
         for roles, config in found.values()

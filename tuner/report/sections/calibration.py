@@ -53,9 +53,9 @@ def _operators(data: ReportData) -> list[list[Content]]:
     samples = [sample for record in timed if record.observation for sample in record.observation.operator_samples]
     if not samples:
         return []
-    setting = data.config.setting
+    setting = data.problem.setting
     # Predict the operators of every configuration that has run, to compare with the measured samples.
-    configs = {tuple(record.params.values()): data.config.config_of(record.params) for record in timed}
+    configs = {tuple(record.params.values()): data.problem.config_of(record.params) for record in timed}
     grid = ConfigGrid.from_configs(list(configs.values()))
     predicted_s = predicted_times(step_terms(setting, grid))
     rows = []

@@ -22,12 +22,12 @@ def _find_doubts(data: ReportData) -> list[str]:
         doubts.append(f"The best is {data.extrapolated.in_words}: no full-size trial has completed.")
     if data.origin == "synthetic":
         doubts.append("The step times are synthetic: they say nothing about real devices.")
-    if data.config.backend.clock == "virtual":
+    if data.request.trials.backend.clock == "virtual":
         doubts.append(
             "The step times are those of a virtual clock: each rank's compute time was measured, and communication is "
             "simulated on the links of the cluster. Compare them with each other, not with a wall clock."
         )
-    if data.config.backend.clock == "cpu":
+    if data.request.trials.backend.clock == "cpu":
         doubts.append(
             "The step times are CPU seconds of all ranks together: total work, in which no rank waits for another."
         )

@@ -13,15 +13,15 @@ from tuner.report.words import in_short, plural
 
 def flags_section(data: ReportData) -> Html:
     """Render the export of the best configuration, with notes on what the flags cannot express."""
-    export_config, title = exporter_for(data.config.setting.runtime)
+    export_config, title = exporter_for(data.problem.setting.runtime)
     if data.best_config is None:
         return empty_section("flags", title, "Flags appear here once a trial has completed.")
-    export = with_knobs(export_config(data.config.setting, data.best_config), data.config.knobs, data.best_config)
+    export = with_knobs(export_config(data.problem.setting, data.best_config), data.problem.knobs, data.best_config)
     button = tag("button", "Copy", type="button", class_="copy", data_copies="flags-text")
     text = tag("pre", export.text, id="flags-text")
     changes = _changes(data, export.text)
     # the export's own notes are in its text
-    told = (*notes_on_idle_hosts(data.config, data.best_config), *notes_on_plan(data.config, data.best_config))
+    told = (*notes_on_idle_hosts(data.problem, data.best_config), *notes_on_plan(data.problem, data.best_config))
     notes = tag("ul", *(tag("li", note) for note in told)) if told else None
     return section("flags", title, changes, tag("div", button, text, class_="copyable"), notes)
 
@@ -30,9 +30,9 @@ def _changes(data: ReportData, text: str) -> Html | None:
     """Say which lines of the best configuration's flags differ from those of the current one."""
     if data.reference is None or data.reference.role != "current":
         return None
-    export_config, _ = exporter_for(data.config.setting.runtime)
+    export_config, _ = exporter_for(data.problem.setting.runtime)
     export = with_knobs(
-        export_config(data.config.setting, data.reference.config), data.config.knobs, data.reference.config
+        export_config(data.problem.setting, data.reference.config), data.problem.knobs, data.reference.config
     )
     today, best = _lines(export.text), _lines(text)
     named = {line.split()[0] for line in best}

@@ -83,7 +83,7 @@ def space_map(data: ReportData) -> SpaceMap:
     distinct, first, counts = np.unique(keys[order], axis=0, return_index=True, return_counts=True)
     correction = _correction(data.records)
     measured, failed = _find_tried(data.records)
-    removed, least_bytes = _count_removed(data) if data.config.subject.has(Ability.RULES) else ({}, {})
+    removed, least_bytes = _count_removed(data) if data.problem.subject.has(Ability.RULES) else ({}, {})
     shown = [tuple(np.unique(keys[:, at]).tolist()) for at in range(4)]
     cells: dict[Key, Cell] = {}
     for row, at, count in zip(distinct.tolist(), order[first].tolist(), counts.tolist(), strict=True):
@@ -139,7 +139,7 @@ def _find_tried(records: Sequence[TrialRecord]) -> tuple[dict[Key, TrialRecord],
 
 def _count_removed(data: ReportData) -> tuple[dict[Key, Counter[str]], dict[Key, float]]:
     """Count per cell the combinations that each rule removed, and find the least memory of those over the limit."""
-    setting, options = data.config.setting, data.config.options
+    setting, options = data.problem.setting, data.problem.options
     removed: dict[Key, Counter[str]] = defaultdict(Counter)
 
     def count_broken(rule: str, columns: Columns, broken: Keep, weight: int) -> None:

@@ -29,7 +29,7 @@ def memory_section(data: ReportData) -> Html:
     if not bars:
         return empty_section("memory", TITLE, "There is no configuration to show.")
     capacity = min(shown.prediction["memory_capacity_bytes"] for shown in worth)
-    headroom = data.config.options.memory_headroom
+    headroom = data.problem.options.memory_headroom
     words = (
         f"Predicted peak of the fullest device by part; it has {gibibytes(capacity)}, of which {percent(headroom)} "
         "must stay free. Fragmentation may exceed the limit: the allocator can release it. A diamond is the "
@@ -40,11 +40,11 @@ def memory_section(data: ReportData) -> Html:
 
 
 def _stages(data: ReportData) -> Html | None:
-    best, setting = data.best_config, data.config.setting
+    best, setting = data.best_config, data.problem.setting
     if best is None or not launchable(setting, best):
         return None
     found = stage_memory(setting, best)
-    headroom = data.config.options.memory_headroom
+    headroom = data.problem.options.memory_headroom
     # Draw the stages closest to their own limit, in the order of the pipeline.
     share = found.needed_bytes / ((1 - headroom) * found.capacity_bytes)
     drawn = np.sort(np.argsort(-share, kind="stable")[:MAX_STAGES]).tolist()

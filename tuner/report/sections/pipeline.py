@@ -123,7 +123,7 @@ def pipeline_section(data: ReportData) -> Html:
     if refusal:
         return _empty(refusal)
     try:
-        simulation = simulate_candidate(data.config, data.best_config)
+        simulation = simulate_candidate(data.problem, data.best_config)
     except ConfigError as error:
         return _empty(f"The event simulator cannot run {in_short(data.best_config.values())}: {error.rule}.")
     rows = stage_rows(simulation)
@@ -142,7 +142,7 @@ def _empty(words: str) -> Html:
 
 def _refusal(data: ReportData, best: ParallelConfig) -> str:
     """Explain why the best configuration is not simulated; empty if it can be."""
-    setting = data.config.setting
+    setting = data.problem.setting
     if not launchable(setting, best):
         return "Its degrees do not divide the job, so there is no pipeline to simulate."
     passes = 2 * setting.job.global_batch_size // (best.dp * best.mbs) * best.vpp * best.pp

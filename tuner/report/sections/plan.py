@@ -17,13 +17,13 @@ TITLE = "Sharding plan"
 
 def plan_section(data: ReportData) -> Html:
     """Render the plan's collectives and its differences from the plan by hand; empty without a planner."""
-    planner = data.config.planning.name
+    planner = data.problem.planning.name
     if planner == "megatron":
         return Html("")
     if data.best_config is None:
         return empty_section("plan", TITLE, "The plan is shown once a trial has completed.")
     chosen = data.best_config
-    plan = data.config.layer_plans.get(shape_text(chosen))
+    plan = data.problem.layer_plans.get(shape_text(chosen))
     if plan is None:
         words = (
             f"The layers of {in_short(chosen.values(data.dimensions))} are not planned: each device holds whole "
@@ -34,7 +34,7 @@ def plan_section(data: ReportData) -> Html:
     return section(
         "plan",
         TITLE,
-        tag("p", _describe(plan, has_run=chosen.plan != HAND, is_trained=data.config.backend.trains)),
+        tag("p", _describe(plan, has_run=chosen.plan != HAND, is_trained=data.request.trials.backend.trains)),
         _collectives(plan),
         _differences(plan),
         _pins(plan),

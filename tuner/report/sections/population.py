@@ -65,7 +65,7 @@ def population_section(data: ReportData) -> Html:
     segments = [part for column, moment in columns for part in _stack_column(column, moment, colours)]
     figure = go.Figure()
     _add_bars(figure, segments, colours, data.dimensions)
-    _add_confidence(figure, columns, data.config.search.confidence)
+    _add_confidence(figure, columns, data.request.search.confidence)
     _add_choices(figure, data, segments, [column for column, _ in columns])
     last = columns[-1][0]
     step = 1 if last <= _MANY else 5 * math.ceil(last / 50)
@@ -87,10 +87,10 @@ def population_section(data: ReportData) -> Html:
         },
     )
     words = (
-        f"Share of the {data.config.search.draws:,} posterior draws in which each configuration is fastest, before the "
-        "first trial and after each. Solid parts had been tried by then, hatched parts had not. The confidence that no "
-        "untried configuration is faster is the height of all solid parts together. A diamond marks the configuration "
-        f"tried next; it is above the column if it was not among the {MAX_SHARES} most probable."
+        f"Share of the {data.request.search.draws:,} posterior draws in which each configuration is fastest, before "
+        "the first trial and after each. Solid parts had been tried by then, hatched parts had not. The confidence "
+        "that no untried configuration is faster is the height of all solid parts together. A diamond marks the "
+        f"configuration tried next; it is above the column if it was not among the {MAX_SHARES} most probable."
     )
     alike = _common_dimensions(colours, data.dimensions)
     if alike:

@@ -12,8 +12,8 @@ TITLE = "Removed configurations"
 
 def pruning_section(data: ReportData) -> Html:
     """Render a table of the rules, the most effective first, and of the memory limit."""
-    space, config = data.candidates.space, data.config
-    if words := config.subject.refusal(Ability.RULES):
+    space, config = data.candidates.space, data.prepared
+    if words := config.problem.subject.refusal(Ability.RULES):
         return section("pruning", TITLE, tag("p", words))
     reasons = data.reasons
     total = space.num_before_memory + sum(count for rule, count in space.removed.items() if rule != "memory")

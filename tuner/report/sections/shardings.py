@@ -10,12 +10,12 @@ TITLE = "Mesh and shardings"
 
 def shardings_section(data: ReportData) -> Html:
     """Render the mesh, the specs of arguments and results, and the lines of Python that use them."""
-    subject = data.config.subject
-    found = data.best_config and subject.shardings(data.best_config, data.config.name)
+    subject = data.problem.subject
+    found = data.best_config and subject.shardings(data.best_config, data.request.name)
     if not found:
         return empty_section("shardings", TITLE, "Mesh and shardings appear here once a trial has completed.")
     answer = found.answer
-    command = f"meshtune export {data.config.file} --to {answer.world} --out {found.module}.py"
+    command = f"meshtune export {data.request.file} --to {answer.world} --out {found.module}.py"
     rows: list[list[Content]] = [
         [name.removesuffix("s"), tag("code", leaf.path or "(returned)"), tag("code", leaf.type), tag("code", leaf.spec)]
         for name, leaves in answer.groups.items()

@@ -232,7 +232,7 @@ def _legend(data: ReportData, found: SpaceMap) -> Html:
         entries.append(tag("span", tag("i", "\N{HEAVY MULTIPLICATION X}"), "a trial failed"))
     if any(not cell.candidates for cell in cells):
         entries.append(tag("span", tag("i", class_="swatch removed"), "removed"))
-    blank = "does not divide the devices" if data.config.subject.has(Ability.RULES) else "not measured"
+    blank = "does not divide the devices" if data.problem.subject.has(Ability.RULES) else "not measured"
     if len(found.cells) < len(found.tp) * len(found.pp) * len(found.mbs) * len(found.inner):
         entries.append(tag("span", tag("i", class_="swatch blank"), blank))
     return tag("div", *entries, class_="legend map-legend")

@@ -74,7 +74,7 @@ def _figures(data: ReportData) -> Html:
         _card(
             "confidence",
             MISSING if data.p_star is None else f"{data.p_star:.2f}",
-            f"that no untried configuration is faster; the search stops above {data.config.search.confidence:g}",
+            f"that no untried configuration is faster; the search stops above {data.request.search.confidence:g}",
         ),
     ]
     return tag("div", *cards, class_="cards")
@@ -86,9 +86,9 @@ def _card(name: str, figure: str, note: str) -> Html:
 
 def _throughput_card(data: ReportData) -> Html | None:
     """Render the throughput; None for a step of the user's own, which has no tokens."""
-    if not data.config.subject.has(Ability.TOKENS):
+    if not data.problem.subject.has(Ability.TOKENS):
         return None
-    tokens_per_s = data.config.subject.throughput(data.best_step_time_s) if data.best_step_time_s else None
+    tokens_per_s = data.problem.subject.throughput(data.best_step_time_s) if data.best_step_time_s else None
     return _card("throughput", MISSING if tokens_per_s is None else f"{tokens_per_s:,.0f}", "tokens/s per device")
 
 
@@ -122,11 +122,11 @@ def _reference_card(data: ReportData) -> Html | None:
 
 def _limits_card(data: ReportData) -> Html | None:
     """Render what the training takes and which limits it breaks; None for a study without limits of time or cost."""
-    training = limited_of(data.config, data.best, data.extrapolated)
-    if not data.config.limits.are_set or (data.best is None and data.extrapolated is None):
+    training = limited_of(data.prepared, data.best, data.extrapolated)
+    if not data.request.economics.limits.are_set or (data.best is None and data.extrapolated is None):
         return None
     figure = MISSING if training is None else "broken" if training.breaks else "kept"
-    return _card("limits", figure, limited_in_words(data.config, training))
+    return _card("limits", figure, limited_in_words(data.request.economics, training))
 
 
 def _prior_card(data: ReportData) -> Html:
@@ -152,8 +152,8 @@ def _prior_card(data: ReportData) -> Html:
 
 def _device_time_card(data: ReportData) -> Html:
     """Render the device time of the trials, and the training steps that repay it."""
-    spent = device_time_of(data.config, data.records)
-    payback = payback_of(data.config, data.compared, data.records)
+    spent = device_time_of(data.request, data.records)
+    payback = payback_of(data.request, data.compared, data.records)
     notes = [
         f"{hours(spent.startup_device_s)} of them for start-up and warm-up"
         if spent.startup_device_s is not None
@@ -162,10 +162,10 @@ def _device_time_card(data: ReportData) -> Html:
     if payback is not None and data.reference is not None:
         steps = plural(payback.steps, "training step")
         notes.append(f"repaid after {steps} ({duration(payback.seconds)}) by the gain over {data.reference.in_words}")
-    clock = data.config.backend.clock
+    clock = data.request.trials.backend.clock
     if clock != "wall":
         notes.append(f"step times are in {CLOCK_WORDS[clock]}, which cannot be compared with wall time")
-    budget = data.config.search.budget_device_hours
+    budget = data.request.search.budget_device_hours
     notes += [f"budget {budget:,.4g} device-hours"] if budget is not None else []
     return _card("device-hours of trials", hours(spent.device_s), "; ".join(notes))
 
@@ -182,7 +182,7 @@ def _trial_words(data: ReportData) -> str:
             *([f"{pruned} stopped early, about {seconds(saved_s(data.records))} of steps saved"] if pruned else []),
             *([f"{proxies} of a proxy job"] if proxies else []),
             *([f"{running} running"] if running else []),
-            f"budget {data.config.search.max_trials:,}",
+            f"budget {data.request.search.max_trials:,}",
         ]
     )
 
@@ -207,7 +207,7 @@ def _funnel(data: ReportData) -> Html:
         *([(by_proxy, "tried as proxy job")] if by_proxy else []),
         (tried, "tried at full size" if by_proxy else "tried"),
     ]
-    if not data.config.subject.has(Ability.RULES):
+    if not data.problem.subject.has(Ability.RULES):
         steps = [(len(space.grid), plural(len(space.grid), "measured row").partition(" ")[2]), (tried, "tried")]
     items: list[Content] = [tag("li", tag("b", f"{count:,}"), " ", words) for count, words in steps]
     return concatenate(tag("ol", *items, class_="funnel"))

@@ -41,7 +41,7 @@ def _on_fewer_hosts(phase: OnFewerHosts) -> Html:
 
 
 def _step_head(data: ReportData) -> str:
-    clock = data.config.backend.clock
+    clock = data.request.trials.backend.clock
     return "step" if clock == "wall" else f"step ({CLOCK_WORDS[clock]})"
 
 

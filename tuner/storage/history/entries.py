@@ -14,14 +14,14 @@ from tuner.storage.history.published import published_group, read_published
 from tuner.storage.history.stored import group_of, read_stored
 from tuner.storage.history.tables import METADATA, has_tables
 from tuner.storage.opening import reading
-from tuner.study_file.config import StudyConfig
 from tuner.study_file.named_storages import HistoryEntry, no_database
+from tuner.study_file.request import StudyRequest
 from tuner.study_file.storage_address import StorageAddress
 
 LOCAL_HOSTS = (None, "", "localhost", "127.0.0.1", "::1")
 
 
-def past_of(config: StudyConfig) -> Past:
+def past_of(request: StudyRequest) -> Past:
     """Return the part of a study's history that informs its trials, and any calibration in its own storage.
 
     It leaves out the study's own trials and, where measured rows are replayed, those rows themselves. Runs of simulated
@@ -31,24 +31,26 @@ def past_of(config: StudyConfig) -> Past:
         ConfigError: An entry cannot be read.
     """
     try:
-        past = read_past(config.history, base_dir=Path(config.file).parent, own=(config.storage, config.name))
+        past = read_past(
+            request.history.entries, base_dir=Path(request.file).parent, own=(request.storage, request.name)
+        )
     except ConfigError as error:
-        raise error.in_file(config.file) from None
-    past = together([past, _of_kin(config), Past(alone=_own_calibrations(config.storage))])
-    replayed = {published_group(run) for run in config.subject.rows}
+        raise error.in_file(request.file) from None
+    past = together([past, _of_kin(request), Past(alone=_own_calibrations(request.storage))])
+    replayed = {published_group(run) for run in request.problem.subject.rows}
     past = past.without_groups(replayed, "rows that the study itself replays")
-    past = past.on_clock(config.backend.clock)
-    return past if config.backend.origin == "synthetic" else past.measured
+    past = past.on_clock(request.trials.backend.clock)
+    return past if request.trials.backend.origin == "synthetic" else past.measured
 
 
-def _of_kin(config: StudyConfig) -> Past:
+def _of_kin(request: StudyRequest) -> Past:
     """Return the runs of the study's kin, unless an entry of its history has them already."""
-    storage = config.storage
-    is_there = any(_is_same(entry, storage) for entry in config.history)
-    if not config.kin or is_there or not storage.may_exist:
+    storage = request.storage
+    is_there = any(_is_same(entry, storage) for entry in request.history.entries)
+    if not request.history.kin or is_there or not storage.may_exist:
         return Past()
     label = str(storage)
-    past, groups = read_stored(storage, label, config.name), {group_of(name, label) for name in config.kin}
+    past, groups = read_stored(storage, label, request.name), {group_of(name, label) for name in request.history.kin}
     return Past(
         runs=tuple(run for run in past.runs if run.group in groups),
         samples=tuple(sample for sample in past.samples if sample.group in groups),

@@ -21,7 +21,7 @@ def test_a_study_names_variables_of_the_environment(tmp_path, monkeypatch):
 
     unset = load_study(path)
     with pytest.raises(ConfigError) as refused:
-        unset.backend.check()
+        unset.trials.backend.check()
     assert "not set: HUB_TOKEN, OF_API" in str(refused.value)
     assert "export HUB_TOKEN=... OF_API=..." in str(refused.value)
 
@@ -30,8 +30,8 @@ def test_a_study_names_variables_of_the_environment(tmp_path, monkeypatch):
         monkeypatch.setenv("HUB_TOKEN", value)
         monkeypatch.setenv("OF_API", value)
         study = load_study(path)
-        study.backend.check()
-        plan = study.backend.plan(ParallelConfig(dp=2), 0)
+        study.trials.backend.check()
+        plan = study.trials.backend.plan(ParallelConfig(dp=2), 0)
         assert dict(plan.variables) == {"HUB_TOKEN": value, "OF_API": value}
         meanings.append(study.meaning)
     assert meanings[0] == meanings[1] == unset.meaning

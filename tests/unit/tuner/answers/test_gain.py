@@ -21,8 +21,8 @@ def config(tmp_path_factory):
 
 def reference_of(config, **degrees):
     """A current configuration with those degrees."""
-    chosen = config.config_of({"tp": 8, **degrees})
-    return Reference(role="current", config=chosen, values=chosen.values(config.dimensions))
+    chosen = config.problem.config_of({"tp": 8, **degrees})
+    return Reference(role="current", config=chosen, values=chosen.values(config.problem.dimensions))
 
 
 def trial(config, number, status=Status.OK, step_times_s=(), **degrees):
@@ -30,7 +30,7 @@ def trial(config, number, status=Status.OK, step_times_s=(), **degrees):
     observation = Observation(status=status, step_times_s=step_times_s)
     return TrialRecord(
         number=number,
-        params=config.config_of({"tp": 8, **degrees}).values(config.dimensions),
+        params=config.problem.config_of({"tp": 8, **degrees}).values(config.problem.dimensions),
         finished=True,
         status=status,
         step_time_s=observation.step_time_s,
@@ -65,7 +65,7 @@ def test_how_a_reference_ended_decides_whether_anything_is_compared(config, stat
     reference = reference_of(config)
     kept = KnownGain(best=best.params, reference=dict(reference.values), median=1.4, low=1.2, high=1.7, trials=2)
 
-    found = compared_of(config, reference, [first, best], best, kept)
+    found = compared_of(config.problem, reference, [first, best], best, kept)
 
     assert (found.known, found.reason) == (known, words)
     assert (found.gain, found.interval) == ((None, None) if words else (1.4, (1.2, 1.7)))
@@ -78,16 +78,16 @@ def test_a_reference_that_ran_once_runs(config):
     """A failure beside a completed trial does not count against it."""
     trials = [trial(config, 0, Status.CRASHED), trial(config, 1, step_times_s=(3.0,))]
 
-    assert compared_of(config, reference_of(config), trials, trials[1], None).known is Known.MEASURED
+    assert compared_of(config.problem, reference_of(config), trials, trials[1], None).known is Known.MEASURED
 
 
 def test_a_reference_that_is_predicted_not_to_fit_is_not_compared(config):
     """Without a trial the prediction decides, and the reason tells what is needed and what there is."""
-    wide = config.config_of({"tp": 1, "dp": 8, "mbs": 2})
-    reference = Reference(role="current", config=wide, values=wide.values(config.dimensions))
+    wide = config.problem.config_of({"tp": 1, "dp": 8, "mbs": 2})
+    reference = Reference(role="current", config=wide, values=wide.values(config.problem.dimensions))
     best = trial(config, 0, step_times_s=(2.0,))
 
-    found = compared_of(config, reference, [best], best, None)
+    found = compared_of(config.problem, reference, [best], best, None)
 
     assert found.known is Known.MISFIT
     assert "is predicted not to fit in memory (" in found.not_compared
@@ -101,7 +101,7 @@ def test_a_gain_over_other_configurations_does_not_count(config):
     reference = reference_of(config)
     kept = KnownGain(best=first.params, reference=dict(reference.values), median=9.0, low=8.0, high=10.0, trials=1)
 
-    found = compared_of(config, reference, [first, best], best, kept)
+    found = compared_of(config.problem, reference, [first, best], best, kept)
 
     assert (found.gain, found.interval) == (1.5, None)
-    assert compared_of(config, None, [first, best], best, replace(kept, best=best.params)) is None
+    assert compared_of(config.problem, None, [first, best], best, replace(kept, best=best.params)) is None

@@ -61,7 +61,7 @@ def test_a_fit_in_words(calibrate, measured, tmp_path):
     assert out.read_text(encoding="utf-8") == "precious\n"
 
     status, told, err = calibrate("--measured", measured, "--out", out, "--force")
-    runtime = load_study(tmp_path / "study.yaml").setting.runtime
+    runtime = load_study(tmp_path / "study.yaml").problem.setting.runtime
 
     assert status == 0, err
     assert told.startswith("Fitted megatron-core to 5 runs of made up.\n")

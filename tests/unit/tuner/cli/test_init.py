@@ -37,7 +37,7 @@ def write(folder, name, text):
 
 def current_of(path):
     """The current configuration of a written study, by its degrees above 1."""
-    current = load_study(path).current
+    current = load_study(path).problem.current
     return {name: size for name, size in current.values().items() if size != 1}
 
 
@@ -59,10 +59,10 @@ def test_a_script_becomes_a_study(meshtune, tmp_path):
     assert done.status == 0
     assert (done.json["written"], done.json["trial"], done.json["model"]) == ("study.yaml", "command", None)
     assert current_of(tmp_path / "study.yaml") == {"pp": 2, "tp": 4, "dp": 2, "cp": 2, "vpp": 4}
-    assert done.json["current"] == study.current.values()
-    assert study.setting.job.model.name == "llama3-8b"
-    assert isinstance(study.backend, CommandBackend)
-    assert study.backend.flags(study.current).arguments[:2] == ("--tensor-model-parallel-size", "4")
+    assert done.json["current"] == study.problem.current.values()
+    assert study.problem.setting.job.model.name == "llama3-8b"
+    assert isinstance(study.trials.backend, CommandBackend)
+    assert study.trials.backend.flags(study.problem.current).arguments[:2] == ("--tensor-model-parallel-size", "4")
     text = (tmp_path / "study.yaml").read_text(encoding="utf-8")
     assert "train.sh`: `current:` is what it runs today" in text
     assert "# in use today: never pruned, and the first trial" in text
@@ -94,7 +94,7 @@ def test_a_command_that_is_not_whole_stands_as_a_comment(meshtune, tmp_path):
     waiting = text.partition("# trial:\n")[2]
     trial = yaml.safe_load("trial:\n" + "".join(f"{line[2:]}\n" for line in waiting.splitlines()))["trial"]
     ready = text.partition("trial:")[0] + yaml.safe_dump({"trial": trial})
-    assert isinstance(load_study(write(tmp_path, "ready.yaml", ready)).backend, CommandBackend)
+    assert isinstance(load_study(write(tmp_path, "ready.yaml", ready)).trials.backend, CommandBackend)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_a_script_of_mindspeed_becomes_a_study(meshtune, tmp_path):
 
     study = load_study(tmp_path / "study.yaml")
     assert done.json["trial"] == "command"
-    assert study.setting.runtime.name == "mindspeed"
+    assert study.problem.setting.runtime.name == "mindspeed"
     assert current_of(tmp_path / "study.yaml") == {"tp": 2, "dp": 4, "up": 4, "ep": 8}
-    assert "ulysses_cp_algo" in study.backend.flags(study.current).arguments
+    assert "ulysses_cp_algo" in study.trials.backend.flags(study.problem.current).arguments
 
 
 def test_a_script_of_torchtitan_becomes_a_study(meshtune, tmp_path):
@@ -152,8 +152,8 @@ def test_a_script_of_torchtitan_becomes_a_study(meshtune, tmp_path):
     study = load_study(tmp_path / "study.yaml")
     assert done.json["trial"] == "command"
     assert current_of(tmp_path / "study.yaml") == {"tp": 4, "dp": 4, "mbs": 2}
-    assert study.backend.arguments[-1] == "{flags}"
-    assert study.backend.flags(study.current).arguments[-1] == "activation-checkpoint:full"
+    assert study.trials.backend.arguments[-1] == "{flags}"
+    assert study.trials.backend.flags(study.problem.current).arguments[-1] == "activation-checkpoint:full"
 
 
 def test_a_config_json_becomes_a_study_without_a_current_configuration(meshtune, tmp_path):
@@ -167,7 +167,7 @@ def test_a_config_json_becomes_a_study_without_a_current_configuration(meshtune,
 
     study = load_study(tmp_path / "studies" / "new.yaml")
     assert done.json["current"] is None
-    assert (study.current, study.setting.job.model.hidden_size) == (None, 4096)
+    assert (study.problem.current, study.problem.setting.job.model.hidden_size) == (None, 4096)
 
 
 def test_an_exported_configuration_is_the_current(meshtune, tmp_path):
@@ -195,7 +195,7 @@ def test_an_exported_plan_is_read_as_by_hand(meshtune, tmp_path):
 
     assert done.status == 0
     assert "config.plan: descent is no framework's; read as by hand" in done.err
-    assert load_study(tmp_path / "again.yaml").current.plan == "hand"
+    assert load_study(tmp_path / "again.yaml").problem.current.plan == "hand"
 
 
 def test_uneven_layers_are_opened(meshtune, tmp_path):
@@ -203,7 +203,7 @@ def test_uneven_layers_are_opened(meshtune, tmp_path):
     text = ARRAYS.replace("--num-layers-per-virtual-pipeline-stage 4", "--pipeline-model-parallel-layout 'Et*17|t*15L'")
 
     assert init(meshtune, tmp_path, text).status == 0
-    assert str(load_study(tmp_path / "study.yaml").current.assignment) == "layers=17/15"
+    assert str(load_study(tmp_path / "study.yaml").problem.current.assignment) == "layers=17/15"
 
 
 def test_nothing_is_overwritten(meshtune, tmp_path):
@@ -217,7 +217,7 @@ def test_nothing_is_overwritten(meshtune, tmp_path):
 
     assert not (tmp_path / "new.yaml").exists()
     assert meshtune(*options, "--force").status == 0
-    assert load_study(tmp_path / "study.yaml").setting.job.model.vocab_size == 50304
+    assert load_study(tmp_path / "study.yaml").problem.setting.job.model.vocab_size == 50304
 
 
 LAYOUT = "--pipeline-model-parallel-layout 'Et*20|t*20L'"
@@ -285,7 +285,7 @@ def test_a_zero_stage_that_only_deepspeeds_file_tells_is_asked_for(meshtune, tmp
     done = init(meshtune, tmp_path, unlike, *answers, "--json")
     assert done.status == 0
     assert done.json["job"]["zero_stage"] == 1
-    assert load_study(tmp_path / "study.yaml").setting.runtime.name == "megatron-deepspeed"
+    assert load_study(tmp_path / "study.yaml").problem.setting.runtime.name == "megatron-deepspeed"
 
 
 def test_arguments_behind_two_dashes_are_those_of_the_script(meshtune, tmp_path):
@@ -339,7 +339,11 @@ def test_the_command_of_the_message_answers_all_questions(meshtune, tmp_path):
     ]
     assert meshtune(*filled).status == 0
     study = load_study(tmp_path / "study.yaml")
-    assert (study.setting.job.precision, study.setting.job.recompute, study.current.pp) == ("bf16", "full", 2)
+    assert (study.problem.setting.job.precision, study.problem.setting.job.recompute, study.problem.current.pp) == (
+        "bf16",
+        "full",
+        2,
+    )
 
 
 def test_the_run_that_the_message_proposes_leaves_nothing_open(meshtune, tmp_path):
@@ -462,11 +466,11 @@ def test_the_command_of_a_trial_runs(meshtune, tmp_path):
     program = "import json, sys; print(json.dumps(sys.argv[1:]))"
     write(tmp_path, "pretrain_gpt.py", program)
     init(meshtune, tmp_path, ARRAYS)
-    backend = load_study(tmp_path / "study.yaml").backend
+    backend = load_study(tmp_path / "study.yaml").trials.backend
 
     words = [*backend.arguments[backend.arguments.index("pretrain_gpt.py") :]]
     at = words.index("{flags}")
-    words[at : at + 1] = backend.flags(load_study(tmp_path / "study.yaml").current).arguments
+    words[at : at + 1] = backend.flags(load_study(tmp_path / "study.yaml").problem.current).arguments
     told = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
     flags = [word for word in json.loads(told) if word.startswith("--")]
@@ -482,7 +486,7 @@ def test_a_log_becomes_a_study(meshtune, tmp_path):
     assert (done.status, done.json["trial"], done.json["devices"]) == (0, "simulated", 32)
     assert done.json["measured"] == {"step_time_s": 7.5, "readings": 3, "peak_memory_bytes": None, "source": "train.sh"}
     assert current_of(tmp_path / "study.yaml") == {"pp": 2, "tp": 4, "dp": 2, "cp": 2, "vpp": 4}
-    assert load_study(tmp_path / "study.yaml").setting.job.model.name == "llama3-8b"
+    assert load_study(tmp_path / "study.yaml").problem.setting.job.model.name == "llama3-8b"
     assert "# measured: {step_time_s: 7.5, source: train.sh}\n" in text
 
 
@@ -492,9 +496,9 @@ def test_a_log_and_its_script_measure_and_run(meshtune, tmp_path):
     init(meshtune, tmp_path, LOG, "--from-megatron", script, framework="log")
 
     study, text = load_study(tmp_path / "study.yaml"), (tmp_path / "study.yaml").read_text(encoding="utf-8")
-    assert isinstance(study.backend, CommandBackend)
-    assert study.current.tp == 4
-    assert (study.current_observation.step_time_s, study.current_observation.taken_from) == (7.5, "train.sh")
+    assert isinstance(study.trials.backend, CommandBackend)
+    assert study.problem.current.tp == 4
+    assert (study.trials.current.step_time_s, study.trials.current.taken_from) == (7.5, "train.sh")
     assert "# Each trial runs the command of pretrain.sh" in text
 
 

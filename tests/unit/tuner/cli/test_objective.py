@@ -4,8 +4,8 @@ import pytest
 
 from tests.support.studies.broken_studies import study
 from tests.support.studies.command_line import assert_users_mistake, write_replay
-from tuner.forecast.candidates import candidates_of
 from tuner.forecast.objective import objective_of
+from tuner.run.studies import prepared_of
 from tuner.study_file.config import load_study
 
 MIXED = "{groups: [{name: dgx-h100, hosts: 1}, {name: v100-pcie, hosts: 3}]}"
@@ -75,7 +75,7 @@ def test_on_the_same_devices_cost_is_proportional_to_time(tmp_path):
     path.write_text(study(objective="cost_per_token", cost="{price_per_device_hour: 2}"), encoding="utf-8")
     config = load_study(path)
 
-    (cost,) = objective_of(config, candidates_of(config)).values
+    (cost,) = objective_of(prepared_of(config)).values
 
     assert cost.log_rate.min() == pytest.approx(cost.log_rate.max())
     # eight devices at 2 an hour, 16 sequences of 4,096 tokens per step

@@ -58,7 +58,7 @@ def test_rank_under_auto_answers_at_once(meshtune, tmp_path):
         file.write_text(planned_study_text(planner, runtime="jax-reference", space="{}"), encoding="utf-8")
     done, plain = (meshtune("rank", each, "--json") for each in (path, by_name))
 
-    assert load_study(path).planning.is_auto
+    assert load_study(path).problem.planning.is_auto
     assert done.err == ""
     assert done.json == plain.json
 

@@ -37,7 +37,7 @@ def study_of(folder, text):
 def record(config, number=0, *, proxy_devices=0, tp=8, **observed):
     """A trial that has ended; of a smaller job if it says on how many devices."""
     observation = Observation(**({"status": Status.OK} | observed))
-    values = config.config_of({"tp": tp}).values(config.dimensions)
+    values = config.problem.config_of({"tp": tp}).values(config.problem.dimensions)
     return TrialRecord(
         number=number,
         params=values,
@@ -57,7 +57,9 @@ def record(config, number=0, *, proxy_devices=0, tp=8, **observed):
 
 def compared_with(config, reference_s, gain):
     """The best compared with the current configuration, which was measured."""
-    reference = Reference(role="current", config=config.current, values=config.current.values(config.dimensions))
+    reference = Reference(
+        role="current", config=config.problem.current, values=config.problem.current.values(config.problem.dimensions)
+    )
     return Compared(reference=reference, known=Known.MEASURED, step_time_s=reference_s, gain=gain)
 
 
@@ -79,7 +81,7 @@ def test_a_trial_costs_its_devices_for_its_time(trained, observed, steps_s, star
     """Devices times wall clock count, apart by start-up, however the trial ended and however often it was attempted."""
     found = device_time_of(trained, [record(trained, **observed)])
 
-    assert isinstance(trained.backend, CommandBackend)
+    assert isinstance(trained.trials.backend, CommandBackend)
     assert found.steps_device_s == pytest.approx(NUM_DEVICES * steps_s)
     assert found.startup_device_s == pytest.approx(NUM_DEVICES * startup_s)
     assert found.device_hours == pytest.approx(NUM_DEVICES * (steps_s + startup_s) / 3600)

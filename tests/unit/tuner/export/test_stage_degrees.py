@@ -16,7 +16,7 @@ from tuner.study_file.config import load_study
 
 STUDY = Path(__file__).resolve().parents[4] / "configs" / "studies" / "unlike-hosts.yaml"
 SIX_HOSTS = ("cluster={groups: [{name: dgx-a100, hosts: 2}, {name: v100-pcie, hosts: 4}]}", "job.global_batch_size=192")
-SETTING = load_study(STUDY, overrides=SIX_HOSTS).setting
+SETTING = load_study(STUDY, overrides=SIX_HOSTS).problem.setting
 UNLIKE = ParallelConfig(
     pp=6,
     tp=1,
@@ -44,7 +44,7 @@ def test_a_mesh_is_the_stages_of_one_kind():
 
 def test_flagscale_takes_every_plan():
     """All planned configurations with two degrees pass the checks that FlagScale makes of its meshes."""
-    grid, _ = enumerate_space(SETTING, load_study(STUDY, overrides=SIX_HOSTS).options)
+    grid, _ = enumerate_space(SETTING, load_study(STUDY, overrides=SIX_HOSTS).problem.options)
     found = plan_stage_degrees(SETTING, grid, ("layers", "hosts"), memory_headroom=0.08)
 
     assert len(found) > 20
@@ -78,9 +78,9 @@ def test_trials_that_cannot_run_degrees_of_stages_refuse(tmp_path):
         return load_study(tmp_path / "study.yaml")
 
     command = {"backend": "command", "launch": "once", "command": ["run", "{assignment}"]}
-    assert "stage_tp" in load().options.uneven
-    assert "stage_tp" in load(trial=command).options.uneven
-    assert "stage_tp" not in load_study(STUDY).options.uneven
+    assert "stage_tp" in load().problem.options.uneven
+    assert "stage_tp" in load(trial=command).problem.options.uneven
+    assert "stage_tp" not in load_study(STUDY).problem.options.uneven
     for trial in (command | {"command": ["run", "{tp}"]}, command | {"flags": "megatron", "command": ["a", "{flags}"]}):
         with pytest.raises(ConfigError, match="which trials of this study cannot run"):
             load(trial=trial)

@@ -10,6 +10,7 @@ from hardware.cluster_file import find_cluster
 from tests.support.studies.in_process_executor import run_here as run
 from tuner.answers.best import best_known
 from tuner.forecast.baseline import baseline_position
+from tuner.run.studies import prepared_of
 from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
 from tuner.storage.opening import find_study
 from tuner.storage.record import BASELINE, best_record, read_records
@@ -123,7 +124,7 @@ def test_the_baseline_is_the_first_trial_and_what_the_best_is_compared_with(stud
     first = next(record for record in result.records if record.number == 0)
     assert result.reference.role == "baseline"
     assert first.params == dict(result.reference.values)
-    best = best_known(config, find_study(config.storage, config.name))
+    best = best_known(prepared_of(config), find_study(config.storage, config.name))
     assert best.compared.reference == result.reference
     assert best.compared.measured_gain == pytest.approx(first.step_time_s / best_record(result.records).step_time_s)
 
@@ -137,7 +138,10 @@ def test_the_baseline_of_a_study_stays_the_same(study):
 
     assert find_study(study().storage, "without-current").user_attrs[BASELINE] == before
     without = study("search.baseline=false")
-    assert best_known(without, find_study(without.storage, without.name)).compared.reference.role == "baseline"
+    assert (
+        best_known(prepared_of(without), find_study(without.storage, without.name)).compared.reference.role
+        == "baseline"
+    )
 
 
 def test_a_study_that_began_without_a_baseline_gets_none(study):

@@ -15,6 +15,7 @@ from trials.trial_keys import ProxyOptions
 from tuner.export import find_exporter
 from tuner.forecast.candidates import candidates_of
 from tuner.replan.cluster_states import Pricing
+from tuner.run.studies import prepared_of
 from tuner.search.proxy.proxy_trials import proxy_of
 from tuner.space.fewer_hosts import leaves_hosts_idle
 from tuner.study_file.config import load_study
@@ -64,10 +65,10 @@ def test_the_answer_says_what_idle_hosts_gain_and_cost(meshtune, study, tmp_path
 def test_candidates_on_fewer_hosts_are_few_and_near_the_best():
     """At most 15 candidates leave hosts idle, and each is predicted to be at most a tenth slower than the best."""
     config = load_study(STUDY)
-    candidates = candidates_of(config)
+    candidates = candidates_of(config.problem)
     seconds = candidates.estimate.step_time_s
-    is_idle = leaves_hosts_idle(config.setting.cluster, candidates.space.grid)
-    fits = candidates.space.memory.fits(config.options.memory_headroom)
+    is_idle = leaves_hosts_idle(config.problem.setting.cluster, candidates.space.grid)
+    fits = candidates.space.memory.fits(config.problem.options.memory_headroom)
 
     assert 0 < is_idle.sum() <= 15
     assert (seconds[is_idle] < 1.1 * seconds[fits & ~is_idle].min()).all()
@@ -75,7 +76,7 @@ def test_candidates_on_fewer_hosts_are_few_and_near_the_best():
 
 def test_exports_count_the_nodes_in_use():
     """NeMo gets the number of listed hosts, and the JSON names them in the order of node ranks."""
-    setting = load_study(STUDY, overrides=SIX_HOSTS).setting
+    setting = load_study(STUDY, overrides=SIX_HOSTS).problem.setting
     chosen = ParallelConfig(dp=3, tp=8, assignment=Assignment(hosts=(5, 0, 1)))
 
     assert "recipe.trainer.num_nodes = 3" in find_exporter("nemo")(setting, chosen).text
@@ -85,7 +86,7 @@ def test_exports_count_the_nodes_in_use():
 def test_a_command_that_reaches_its_hosts_gets_their_numbers(study):
     """With `launch: once`, placeholders hold the hosts that a layout uses, their number and their devices."""
     trial = {"backend": "command", "command": ["run", "{hosts}", "{num_hosts}", "{num_devices}"], "launch": "once"}
-    backend = load_study(study(trial=trial), overrides=SIX_HOSTS).backend
+    backend = load_study(study(trial=trial), overrides=SIX_HOSTS).trials.backend
     plans = [backend.plan(config, 0) for config in (ON_TWO, ParallelConfig(dp=6, tp=8))]
 
     assert [[dict(plan.values)[name] for name in ("hosts", "num_hosts", "num_devices")] for plan in plans] == [
@@ -107,7 +108,7 @@ def test_trials_that_take_all_hosts_are_not_asked_to_leave_some(study):
     with pytest.raises(ConfigError, match="not supported by the runtime torch-reference"):
         load_study(study(runtime="torch-reference", trial={"backend": "torch"}, space=asked))
     once = load_study(study(cluster=cluster, trial=command | {"launch": "once"}, current=today, space=asked))
-    assert (once.current, once.options.uneven) == (ON_TWO, ("idle_hosts",))
+    assert (once.problem.current, once.problem.options.uneven) == (ON_TWO, ("idle_hosts",))
 
 
 def test_a_job_of_slurm_asks_for_the_hosts_that_a_layout_uses():
@@ -123,7 +124,7 @@ def test_like_hosts_are_left_out_where_that_is_asked_for(study):
     """Seven like hosts keep all by default, and with `idle_hosts` a layout may use fewer."""
     cluster = {"name": "dgx-h100", "hosts": 7}
     every, fewer = (
-        candidates_of(load_study(study(cluster=cluster, **keys))).space.grid
+        candidates_of(load_study(study(cluster=cluster, **keys)).problem).space.grid
         for keys in ({}, {"space": {"assignment": ["idle_hosts"]}})
     )
 
@@ -135,7 +136,7 @@ def test_like_hosts_are_left_out_where_that_is_asked_for(study):
 @pytest.mark.slow
 def test_replanning_goes_on_from_a_layout_with_idle_hosts():
     """Fewer hosts of a replan have spaces of their own, without further idle hosts."""
-    pricing = Pricing(load_study(STUDY, overrides=SIX_HOSTS))
+    pricing = Pricing(prepared_of(load_study(STUDY, overrides=SIX_HOSTS)))
     space = pricing.space_on(pricing.base((0, 1, 2, 3)))
 
     assert len(space.grid)
@@ -149,7 +150,7 @@ def test_a_profile_that_names_micro_batches_is_searched_with_them(study, tmp_pat
     profile = yaml.safe_load(catalog.read_text(encoding="utf-8"))
     profile["supports"]["uneven"] = ["layers", "micro_batches", "hosts"]
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(profile), encoding="utf-8")
-    grid = candidates_of(load_study(study(runtime="own.yaml", space=FEW))).space.grid
+    grid = candidates_of(load_study(study(runtime="own.yaml", space=FEW)).problem).space.grid
 
     assert any(grid.assignments[code].micro_batches for code in grid.assignment.tolist())
 
@@ -157,7 +158,7 @@ def test_a_profile_that_names_micro_batches_is_searched_with_them(study, tmp_pat
 def test_proxies_of_layouts_with_idle_hosts_use_their_own(study):
     """A proxy on fewer like hosts does not inherit the list of hosts of its candidate."""
     cluster = {"name": "dgx-h100", "hosts": 5}
-    setting = load_study(study(cluster=cluster, job={"sequence_length": 2048, "global_batch_size": 64})).setting
+    setting = load_study(study(cluster=cluster, job={"sequence_length": 2048, "global_batch_size": 64})).problem.setting
     candidate = ParallelConfig(dp=4, tp=8, assignment=Assignment(hosts=(0, 1, 2, 3)))
     proxy = proxy_of(candidate, setting, ProxyOptions(hosts=2, layers="auto", full_trials=1))
 

@@ -57,7 +57,7 @@ def test_no_secret_of_a_script_is_copied(meshtune, tmp_path, monkeypatch, framew
     text = assert_silent(done := meshtune("init", *source, *H100, "--json", *behind), tmp_path)
     assert done.status == 0, done.err
 
-    backend = load_study(tmp_path / "study.yaml").backend
+    backend = load_study(tmp_path / "study.yaml").trials.backend
     environment = dict(backend.environment)
     assert environment.items() >= KEPT.items()
     assert {name: environment[name] for name in VARIABLES} == {name: f"{{env:{name}}}" for name in VARIABLES}

@@ -12,7 +12,7 @@ from costmodels.sharding.graph import STATE, TensorKind
 from costmodels.sharding.layouts import local_share
 from costmodels.sharding.micro_batches import count_micro_batches
 from costmodels.sharding.plan import cost_of, violations
-from tuner.forecast.planned_candidates import plan_layers
+from tuner.forecast.planned_candidates import prepare
 from tuner.planners.sharding.pins import Pin
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_plans import plan_step
@@ -36,16 +36,16 @@ def step_of(study):
     """Plans one step of the study's model with some number of layers."""
 
     def plan(config, planning=LayerPlanning(), num_layers=2):  # noqa: B008 # it is frozen
-        job = study.setting.job
+        job = study.problem.setting.job
         deep = replace(job, model=replace(job.model, num_layers=num_layers))
-        return plan_step(deep, study.setting.cluster, config, planning)
+        return plan_step(deep, study.problem.setting.cluster, config, planning)
 
     return plan
 
 
 def test_every_candidate_has_a_plan_by_hand(study, step_of):
     """What the rules of jax-reference leave can be planned by hand on all devices, and the plan can run."""
-    grid = study.space().grid
+    grid = study.problem.space().grid
 
     assert len(grid) > 50
     for position in range(len(grid)):
@@ -59,13 +59,13 @@ def test_every_candidate_with_experts_has_a_plan_by_hand():
     study = load_study(
         STUDY, overrides=[f"model={MIXTRAL}", "space={ep: [1, 2, 4, 8], sequence_parallel: [true, false]}"]
     )
-    grid = study.space().grid
-    one_layer = replace(study.setting.job, model=replace(study.setting.job.model, num_layers=1))
+    grid = study.problem.space().grid
+    one_layer = replace(study.problem.setting.job, model=replace(study.problem.setting.job.model, num_layers=1))
 
     assert set(grid.ep.tolist()) == {1, 2, 4, 8}
     for position in range(len(grid)):
         config = grid.config(position)
-        plan = plan_step(one_layer, study.setting.cluster, config, LayerPlanning())
+        plan = plan_step(one_layer, study.problem.setting.cluster, config, LayerPlanning())
         assert violations(plan) == (), config
         number = next(number for number, op in enumerate(plan.graph.ops) if op.name == "layers.0.moe_mlp.up")
         names = [plan.graph.ops[number].rule.factors[cut].name for cut in plan.served[number].tolist() if cut >= 0]
@@ -81,7 +81,7 @@ def test_planned_experts_are_carried_over_to_all_layers():
     """A planned layer with experts over a part of dp keeps its rows in the step, beside the rest of dp."""
     study = load_study(STUDY, overrides=[f"model={MIXTRAL}"])
     config = ParallelConfig(dp=4, tp=2, ep=2, mbs=2)
-    plan = plan_step(study.setting.job, study.setting.cluster, config, LayerPlanning(name="descent"))
+    plan = plan_step(study.problem.setting.job, study.problem.setting.cluster, config, LayerPlanning(name="descent"))
 
     assert plan.mesh.in_words == "dp=2,dp_experts=2,tp=2"
     assert violations(plan) == ()
@@ -128,27 +128,28 @@ def test_a_plan_of_two_layers_is_carried_over_to_all(step_of):
 
 def test_trials_run_the_plan_that_their_candidate_names(study):
     """The backend of a planned study runs a candidate as planned where it says so, and its twin by hand."""
-    unplanned = replace(study, planning=LayerPlanning(name="descent", pins=PINS))
-    planned = plan_layers(unplanned, StoredStudies(study.storage), CONFIG)
-    backend = replace(planned.backend, planner=replace(planned.backend.planner, planning=planned.planning))
+    planning = LayerPlanning(name="descent", pins=PINS)
+    unplanned = replace(study, problem=replace(study.problem, planning=planning))
+    planned = prepare(unplanned, StoredStudies(study.storage), CONFIG)
+    backend = replace(planned.backend, planner=replace(planned.backend.planner, planning=planned.problem.planning))
     named = replace(CONFIG, plan="descent")
 
     def is_by_hand(config):
-        by_hand = plan_step(study.setting.job, study.setting.cluster, config, LayerPlanning())
+        by_hand = plan_step(study.problem.setting.job, study.problem.setting.cluster, config, LayerPlanning())
         return bool((backend.work(config).plan.served == by_hand.served).all())
 
     assert not is_by_hand(named)
     assert not backend.work(named).is_by_hand
     assert is_by_hand(CONFIG)
     assert backend.work(CONFIG).is_by_hand
-    assert len(planned.layer_plans) == len(ConfigGrid.from_configs([CONFIG]))
+    assert len(planned.problem.layer_plans) == len(ConfigGrid.from_configs([CONFIG]))
 
 
 @pytest.mark.parametrize(("precision", "optimizer"), [("bf16", "adam"), ("fp32", "sgd"), ("bf16", "sgd")])
 def test_every_state_of_an_optimizer_is_carried_over(study, precision, optimizer):
     """The states that planned layers lack, copies in float32 and another optimizer's, lie as the update reads them."""
-    job = replace(study.setting.job, precision=precision, optimizer=optimizer)
-    plan = plan_step(job, study.setting.cluster, CONFIG, LayerPlanning(name="descent", pins=PINS))
+    job = replace(study.problem.setting.job, precision=precision, optimizer=optimizer)
+    plan = plan_step(job, study.problem.setting.cluster, CONFIG, LayerPlanning(name="descent", pins=PINS))
     graph = plan.graph
     states = [op for op in graph.ops if op.primitive == STATE]
 

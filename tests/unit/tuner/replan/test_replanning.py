@@ -27,6 +27,7 @@ from tuner.replan.replanning import (
     stays,
 )
 from tuner.run.loop import run_study
+from tuner.run.studies import prepared_of
 from tuner.storage.opening import find_study
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import load_study
@@ -70,7 +71,7 @@ def tuned(tmp_path_factory):
     found = load_study(
         write_study(folder, search="{max_trials: 5, confidence: 1}"), storage=f"sqlite:///{folder / 'done.db'}"
     )
-    run_study(found, on_progress=lambda _: None, executor=InProcessExecutor(found.backend))
+    run_study(found, on_progress=lambda _: None, executor=InProcessExecutor(found.trials.backend))
     return found
 
 
@@ -104,7 +105,7 @@ def setups(timeline):
 
 def test_some_hosts_are_a_cluster_as_they_are_then(config):
     """A set of hosts at a time is the cluster without the others, whether these are lost or left idle."""
-    nominal = config.setting.cluster
+    nominal = config.problem.setting.cluster
     events = trace(slow(10.0, 0.5, link=(1,)), lost(20.0))
 
     assert cluster_of(nominal, events, 30.0, (0, 1, 2)) == cluster_at(nominal, events, 30.0)
@@ -116,7 +117,7 @@ def test_some_hosts_are_a_cluster_as_they_are_then(config):
 
 def test_the_hosts_with_the_slowest_network_are_left_out_first(config):
     """Of unlike hosts those behind slow NICs and slow paths go first, and of equals the last."""
-    nominal = config.setting.cluster
+    nominal = config.problem.setting.cluster
     plain, nic, path = (
         intervals(nominal, trace(*events), 20.0)[-1]
         for events in ((), (slow(10.0, 0.5, link=(1,)),), (slow(10.0, 0.2, link=(0, 2)),))
@@ -143,9 +144,9 @@ def test_every_setup_occupies_its_hosts(config):
     its step times are those that `predict` gives on the cluster of the time.
     """
     events = trace(lost(10.0), back(20.0), slow(30.0, 0.1))
-    course = course_of(config, events, 40.0)
+    course = course_of(config.problem, events, 40.0)
 
-    options = options_over(Pricing(config), [course], [], None)
+    options = options_over(Pricing(prepared_of(config)), [course], [], None)
 
     for interval, figures in zip(course.intervals, options.figures[0], strict=True):
         assert figures
@@ -155,17 +156,17 @@ def test_every_setup_occupies_its_hosts(config):
             assert {*interval.hosts} >= {*setup.hosts}
             assert setup.config.num_devices == 8 * len(setup.hosts)
             if setup.hosts == HOSTS:
-                expected = predict_candidate(then, setup.config)["step_time_s"]
+                expected = predict_candidate(then.problem, setup.config)["step_time_s"]
                 assert told.step_time_s == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.slow
 def test_trials_correct_what_is_predicted_for_other_clusters(tuned):
     """What the trials measured is expected where they ran, and their common error also with a host less."""
-    best = best_known(tuned, StoredStudies(tuned.storage).find(tuned.name))
+    best = best_known(prepared_of(tuned), StoredStudies(tuned.storage).find(tuned.name))
     events = trace(lost(10.0))
-    course = course_of(tuned, events, 20.0)
-    pricing = Pricing(tuned)
+    course = course_of(tuned.problem, events, 20.0)
+    pricing = Pricing(prepared_of(tuned))
     whole = Setup(hosts=HOSTS, config=best.config)
 
     options = options_over(pricing, [course], [whole], find_study(tuned.storage, tuned.name))
@@ -173,11 +174,11 @@ def test_trials_correct_what_is_predicted_for_other_clusters(tuned):
     before, after = options.figures[0]
     assert options.num_trials == 5
     assert before[options.setups.index(whole)].step_time_s == pytest.approx(best.step_time_s, rel=0.02)
-    at_best = best.step_time_s / predict_candidate(tuned, best.config)["step_time_s"]
+    at_best = best.step_time_s / predict_candidate(tuned.problem, best.config)["step_time_s"]
     for option, told in after.items():
         setup = options.setups[option]
-        smaller = replace(tuned, subject=tuned.subject.on_cluster(pricing.base(setup.hosts)))
-        ratio = told.step_time_s / predict_candidate(smaller, setup.config)["step_time_s"]
+        smaller = replace(tuned, subject=tuned.problem.subject.on_cluster(pricing.base(setup.hosts)))
+        ratio = told.step_time_s / predict_candidate(smaller.problem, setup.config)["step_time_s"]
         # nearer to what the trials found than to no correction
         assert abs(math.log(ratio / at_best)) < abs(math.log(at_best))
 
@@ -187,7 +188,7 @@ def test_trials_correct_what_is_predicted_for_other_clusters(tuned):
 
 def test_where_nothing_happens_the_fastest_runs(config):
     """Without an event the plan is the best configuration throughout, and gains nothing over staying."""
-    plan = replan_trace(config, trace(), until_s=1000.0)
+    plan = replan_trace(prepared_of(config), trace(), until_s=1000.0)
 
     (only,) = plan.best.stretches
     assert (only.from_s, only.to_s, only.switch_s) == (0.0, 1000.0, 0.0)
@@ -198,7 +199,7 @@ def test_where_nothing_happens_the_fastest_runs(config):
 
 def test_a_loss_leads_to_a_configuration_of_what_is_left(config):
     """After the loss of a host the plan goes on on the others, and pays for the change and the lost work."""
-    plan = replan_trace(config, trace(lost(3600.0)), until_s=36000.0)
+    plan = replan_trace(prepared_of(config), trace(lost(3600.0)), until_s=36000.0)
 
     before, after = plan.best.stretches
     assert before.setup.hosts == HOSTS
@@ -215,7 +216,8 @@ def test_a_loss_leads_to_a_configuration_of_what_is_left(config):
 def test_nobody_leaves_a_host_before_a_loss_that_is_not_foreseen(config):
     """Soon before a loss, one who knows of it is already on the other hosts; one who does not pays for the change."""
     foreseen, unforeseen = (
-        replan_trace(config, trace(lost(60.0)), until_s=7200.0, foresees=foresees) for foresees in (True, False)
+        replan_trace(prepared_of(config), trace(lost(60.0)), until_s=7200.0, foresees=foresees)
+        for foresees in (True, False)
     )
 
     assert setups(foreseen.best)[0].hosts != HOSTS == setups(unforeseen.best)[0].hosts
@@ -225,7 +227,7 @@ def test_nobody_leaves_a_host_before_a_loss_that_is_not_foreseen(config):
 
 def test_a_trace_may_begin_with_the_loss(tuned):
     """What to do once a host is gone: the trials correct the plan though no setup of all hosts can run."""
-    plan = replan_trace(tuned, trace(lost(0.0)), until_s=3600.0)
+    plan = replan_trace(prepared_of(tuned), trace(lost(0.0)), until_s=3600.0)
 
     (only,) = plan.best.stretches
     (staying,) = plan.staying.stretches
@@ -240,7 +242,7 @@ def test_a_returned_host_leads_back(config):
     """When the host returns, so does the configuration of all hosts; who stays waits for it, and everybody does where
     the loss is shorter than the change.
     """
-    plan = replan_trace(config, trace(lost(3600.0), back(40000.0)), until_s=80000.0)
+    plan = replan_trace(prepared_of(config), trace(lost(3600.0), back(40000.0)), until_s=80000.0)
 
     first, middle, last = setups(plan.best)
     assert first.hosts == last.hosts == HOSTS
@@ -250,7 +252,7 @@ def test_a_returned_host_leads_back(config):
     assert plan.staying.stretches[2].lost_work_s == 0.0
     assert plan.staying.stretches[1].lost_work_s == 900.0
     assert plan.gain_over_staying > 0.1
-    short = replan_trace(config, trace(lost(3600.0), back(3660.0)), until_s=7200.0).best
+    short = replan_trace(prepared_of(config), trace(lost(3600.0), back(3660.0)), until_s=7200.0).best
     assert [setup is None for setup in setups(short)] == [False, True, False]
     assert short.stretches[1].lost_work_s == 900.0
 
@@ -260,7 +262,7 @@ def test_a_slow_network_is_left_only_if_that_pays(config, restart_s, changes):
     """With a network that slows everything down the plan changes where that is cheap, and goes on where it is dear."""
     events = trace(slow(3600.0, 0.01, link=(3,)), slow(9000.0, 1.0, link=(3,)))
 
-    plan = replan_trace(config, events, until_s=12600.0, assumptions=replace(FREE, restart_s=restart_s))
+    plan = replan_trace(prepared_of(config), events, until_s=12600.0, assumptions=replace(FREE, restart_s=restart_s))
 
     assert (len(set(setups(plan.best))) > 1) == changes
     assert plan.gain_over_staying >= -1e-3
@@ -270,7 +272,7 @@ def test_a_slow_network_is_left_only_if_that_pays(config, restart_s, changes):
 
 def test_staying_after_a_loss_for_good_means_less_data_parallelism(config):
     """Where a host never returns, who stays keeps all degrees but dp, on hosts that this occupies."""
-    pricing = Pricing(config)
+    pricing = Pricing(prepared_of(config))
     chosen = ParallelConfig(pp=2, tp=2, dp=8, zero_stage=1, sequence_parallel=True)
     for_good = Course(trace=trace(lost(10.0)), intervals=intervals(pricing.nominal, trace(lost(10.0)), 20.0))
     a_while = trace(lost(10.0), back(15.0))
@@ -288,10 +290,10 @@ def test_staying_after_a_loss_for_good_means_less_data_parallelism(config):
 def test_the_robust_choice_is_that_of_brute_force(config, statistic):
     """Among all configurations of all hosts none has a better statistic, each priced by itself on each trace."""
     traces = [trace(slow(100.0, 0.02)), trace(lost(100.0), back(500.0)), trace(slow(300.0, 0.3, link=(1,)))]
-    pricing = Pricing(config)
-    courses = [course_of(config, one, 2000.0) for one in traces]
+    pricing = Pricing(prepared_of(config))
+    courses = [course_of(config.problem, one, 2000.0) for one in traces]
 
-    choice = robust_choice(config, traces, statistic, until_s=2000.0)
+    choice = robust_choice(prepared_of(config), traces, statistic, until_s=2000.0)
 
     def time_per_token_s(one, course):
         steps, before = 0.0, None
@@ -300,17 +302,17 @@ def test_the_robust_choice_is_that_of_brute_force(config, statistic):
                 steps -= min(900.0, before[1]) / before[0]
                 waited = True
                 continue
-            step_s = predict_candidate(study_at(config, course.trace, interval.from_s), one)["step_time_s"]
+            step_s = predict_candidate(study_at(config, course.trace, interval.from_s).problem, one)["step_time_s"]
             seconds = interval.to_s - interval.from_s
             steps += seconds / step_s
             if before and waited:
                 told = figures[one]
                 steps -= (120.0 + told.state_bytes / min(5e9 / 8, told.nic_bytes_per_s)) / step_s
             before, waited = (step_s, seconds), False
-        return on_trace(steps, 2000.0, config.setting.job.tokens_per_step).time_per_token_s
+        return on_trace(steps, 2000.0, config.problem.setting.job.tokens_per_step).time_per_token_s
 
     grid = pricing.space_on(pricing.nominal).grid
-    fits = config.space().memory.fits(config.options.memory_headroom)
+    fits = config.problem.space().memory.fits(config.problem.options.memory_headroom)
     every = [grid.config(at) for at in np.flatnonzero(fits).tolist()]
     options = options_over(pricing, courses, [Setup(hosts=HOSTS, config=one) for one in every], None)
     figures = {options.setups[at].config: told for at, told in options.figures[1][0].items()}
@@ -333,7 +335,7 @@ def test_a_stored_study_that_means_something_else_is_refused(tuned):
     other = load_study(Path(tuned.file), storage=tuned.storage.url, overrides=["job.sequence_length=2048"])
 
     with pytest.raises(ConfigError, match="would no longer mean the same"):
-        replan_trace(other, trace(), until_s=10.0)
+        replan_trace(prepared_of(other), trace(), until_s=10.0)
 
 
 # The command

@@ -20,8 +20,8 @@ from tests.support.studies.report_pages import (
     visible,
 )
 from trials.backend import Observation, Status
-from tuner.forecast.candidates import candidates_of
-from tuner.forecast.planned_candidates import as_stored, plan_study
+from tuner.forecast.planned_candidates import as_stored, prepare
+from tuner.forecast.prepared import Prepared
 from tuner.report import APPENDIX, SECTIONS, collect, render_report, write_report
 from tuner.report.figures import part_colour, time_axis
 from tuner.report.sections.failures import conclusions_section
@@ -30,10 +30,11 @@ from tuner.report.sections.pipeline import pipeline_section
 from tuner.report.sections.plan import plan_section
 from tuner.report.sections.population import ABOVE, population_section
 from tuner.report.words import in_short
-from tuner.run.studies import make_sampler, open_study
+from tuner.run.studies import make_sampler, open_study, prepared_of
 from tuner.search.failures import LEARNED, FailureConclusion
 from tuner.storage.opening import find_study
 from tuner.storage.record import LAYER_PLANS
+from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import load_study
 
 JAX_STUDY = Path(__file__).resolve().parents[4] / "configs" / "studies" / "cpu-jax.yaml"
@@ -108,7 +109,7 @@ def test_every_candidate_dropped_is_accounted_for(config, page):
     """The table of rules names every rule that dropped something, with its reason and its count."""
     text = visible(page)
 
-    for rule, count in config.space().removed.items():
+    for rule, count in config.problem.space().removed.items():
         assert f"<code>{rule}</code>" in text
         assert f">{count:,}</td>" in text
     assert "must be the 8 devices of the cluster" in text or "must divide" in text
@@ -116,15 +117,14 @@ def test_every_candidate_dropped_is_accounted_for(config, page):
 
 def test_hostile_text_stays_text(data):
     """Names, reasons and logs that look like HTML are shown as they are, and become no element."""
-    config = data.config
-    job = replace(config.setting.job, model=replace(config.setting.job.model, name=HOSTILE))
-    config = replace(
-        config, name=HOSTILE, file=HOSTILE, subject=config.subject.with_setting(replace(config.setting, job=job))
-    )
+    setting = data.problem.setting
+    job = replace(setting.job, model=replace(setting.job.model, name=HOSTILE))
+    problem = replace(data.problem, subject=data.problem.subject.with_setting(replace(setting, job=job)))
+    prepared = Prepared(request=replace(data.request, name=HOSTILE, file=HOSTILE), problem=problem)
     crash = Observation(status=Status.CRASHED, reason=HOSTILE, log_tail=HOSTILE, origin="synthetic")
     records = [replace(record, observation=crash) if record.number == 3 else record for record in data.records]
 
-    page = render_report(replace(data, config=config, records=tuple(records)))
+    page = render_report(replace(data, prepared=prepared, records=tuple(records)))
 
     assert "alert('x')" not in page
     assert "<img" not in page
@@ -138,8 +138,8 @@ def test_trials_are_counted_by_how_they_ended(copied):
     """Each way in which a trial ended has a row with its count; one in flight stands in the table and in the warnings,
     and does not count as failed.
     """
-    sampler = make_sampler(copied, candidates_of(copied))
-    open_study(copied, sampler).ask(fixed_distributions=sampler.search_space)
+    sampler = make_sampler(copied)
+    open_study(prepared_of(copied), sampler).ask(fixed_distributions=sampler.search_space)
 
     data = collect(copied)
     text = visible(render_report(data))
@@ -243,7 +243,7 @@ def test_trials_side_by_side_are_drawn_from_the_column_that_stood(tmp_path):
     """Three trials asked for before any ended are all marked before the first trial's end, and each is named."""
     config = study_of(tmp_path)
     study = run(config, 0)
-    sampler = make_sampler(config, candidates_of(config))
+    sampler = make_sampler(config)
     for _ in range(3):
         study.ask(fixed_distributions=sampler.search_space)
 
@@ -327,8 +327,8 @@ def planned_report(folder, *, planner, space, num_trials=1):
     text = STUDY.replace("llama-7b", "llama3-8b").replace("dgx-a100, hosts: 1", "dgx-h100, hosts: 2")
     text = text.replace("space: {recompute: [none, full]}", f"space: {space}") + f"planner: {planner}\n"
     config = study_of(folder, text=text)
-    planned = plan_study(config, config.space().grid)
-    run(planned, num_trials).set_user_attr(LAYER_PLANS, as_stored(planned))
+    planned = prepare(config, StoredStudies(config.storage), runs=True)
+    run(planned, num_trials).set_user_attr(LAYER_PLANS, as_stored(planned.problem))
     data = collect(config)
     page = render_report(data)
     assert structure_of(page).wrong == []
@@ -341,7 +341,7 @@ def test_the_plan_of_the_best_is_told(tmp_path):
     pin = "{op: '*.core', dim: heads, axis: up}"
     space = "{pp: [1], tp: [1], cp: [1], up: [2], mbs: [1]}"
     data, told = planned_report(tmp_path, planner=f"{{name: descent, pins: [{pin}]}}", space=space, num_trials=2)
-    (plan,) = data.config.layer_plans.values()
+    (plan,) = data.problem.layer_plans.values()
 
     assert data.best_config.plan == "descent"
 
@@ -352,7 +352,7 @@ def test_the_plan_of_the_best_is_told(tmp_path):
     assert "<td>embedding.lookup</td>" in told
     assert "*.core heads on up: holds at 2 of 2 operators" in told
     assert "No framework runs this plan yet" in told
-    trained = replace(data, config=replace(data.config, backend=load_study(JAX_STUDY).backend))
+    trained = replace(data, prepared=replace(data.prepared, request=load_study(JAX_STUDY)))
     assert "Its trial trained with this plan" in plan_section(trained)
     page = render_report(data)
     assert page.index('id="pipeline"') < page.index('id="plan"') < page.index('id="memory"')

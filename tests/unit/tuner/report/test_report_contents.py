@@ -27,6 +27,7 @@ from tuner.report.sections.summary import summary_section
 from tuner.report.words import after_trials, in_short, plural, seconds
 from tuner.space.enumeration import enumerate_space
 from tuner.storage.record import fastest
+from tuner.study_file.request import TrialOptions
 
 
 def text_of(markup):
@@ -81,7 +82,9 @@ def test_real_device_hours_are_told_apart_from_start_up(data):
 
     observed = Observation(status=Status.OK, step_times_s=(900.0,), elapsed_s=3600.0, measured_after_s=2700.0)
     records = tuple(replace(record, observation=observed) for record in data.records[:2])
-    trained = replace(data, origin="measured", records=records, config=replace(data.config, backend=Training()))
+    request = replace(data.request, trials=TrialOptions(backend=Training()))
+    prepared = replace(data.prepared, request=request)
+    trained = replace(data, origin="measured", records=records, prepared=prepared)
 
     told = text_of(summary_section(trained))
 
@@ -121,7 +124,7 @@ def test_the_bars_stand_there_in_numbers(data, page):
 
 def test_every_stage_stands_against_its_limit(deep):
     """Each stage of the best has a bar that sums to its predicted peak, beside the limit."""
-    found = stage_memory(deep.config.setting, deep.best_config)
+    found = stage_memory(deep.problem.setting, deep.best_config)
     drawn = memory_section(deep)
 
     traces, _ = figure_of(drawn, "stages")
@@ -199,7 +202,7 @@ def test_an_empty_cell_says_what_removed_it(config, data, page):
     def hear(rule, _, broken, weight):
         heard[rule] = heard.get(rule, 0) + int(broken.sum()) * weight
 
-    _, removed = enumerate_space(config.setting, config.options, on_broken=hear)
+    _, removed = enumerate_space(config.problem.setting, config.problem.options, on_broken=hear)
     empty = {key: cell for key, cell in found.cells.items() if not cell.candidates}
 
     assert {rule: count for rule, count in heard.items() if count} == removed
@@ -219,7 +222,7 @@ def test_a_cell_that_memory_emptied_says_what_it_needs(tmp_path):
     needs = [cell for cell in space_map(data).cells.values() if cell.least_bytes is not None]
 
     assert needs
-    capacity = config.setting.cluster.devices[0].memory_bytes
+    capacity = config.problem.setting.cluster.devices[0].memory_bytes
     assert all(cell.least_bytes > 0.8 * capacity and "memory" in cell.removed for cell in needs)
     assert re.search(r"it needs at least \d+\.\d GiB", map_section(data))
 

@@ -21,6 +21,7 @@ from tuner.storage.opening import find_study
 from tuner.storage.record import HISTORY, SPENT_S, read_records
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import load_study, name_on
+from tuner.study_file.request import HistoryOptions
 from tuner.study_file.storage_address import StorageAddress
 
 STUDY = """
@@ -54,7 +55,7 @@ class Clocked:
         """Its storage, opened anew."""
         return StoredStudies(StorageAddress.parse(self.storage))
 
-    def executor(self, config):
+    def executor(self, prepared):
         """An executor whose trials take ten seconds; after the limit the run is interrupted."""
         outer = self
 
@@ -63,10 +64,10 @@ class Clocked:
                 if outer.limit is not None and len(outer.ran) >= outer.limit:
                     raise KeyboardInterrupt
                 outer.now_s += 10.0
-                outer.ran += [config.name] * bool(self.waiting)
+                outer.ran += [prepared.request.name] * bool(self.waiting)
                 return super().poll(timeout_s)
 
-        return Executor(config.backend)
+        return Executor(prepared.backend)
 
     def run(self):
         """Run it as `meshtune run` does."""
@@ -108,8 +109,8 @@ def test_the_trials_of_other_hosts_are_history(tmp_path):
     run_following(
         study.load(), study.load, executor_of=study.executor, clock=lambda: study.now_s, on_progress=told.append
     )
-    whole = past_of(replace(study.load(), kin=("small.on-2-hosts",))).runs
-    fewer = past_of(replace(study.load((0, 1)), kin=("small",))).runs
+    whole = past_of(replace(study.load(), history=HistoryOptions(kin=("small.on-2-hosts",)))).runs
+    fewer = past_of(replace(study.load((0, 1)), history=HistoryOptions(kin=("small",)))).runs
     notes = " ".join(progress.note for progress in told)
 
     assert {run.cluster.num_hosts for run in whole} == {2}
@@ -165,7 +166,7 @@ def test_hosts_lost_from_the_start(tmp_path):
 def test_a_cluster_without_room_is_a_mistake_before_the_first_trial(tmp_path):
     """A study that never ran on all its hosts is refused, where their number is described wrongly."""
     study = Clocked(tmp_path, "")
-    refusal = no_room(study.load().backend.hosts, ())
+    refusal = no_room(study.load().trials.backend.hosts, ())
 
     def refuse(_config):
         raise refusal
@@ -177,7 +178,7 @@ def test_a_cluster_without_room_is_a_mistake_before_the_first_trial(tmp_path):
 def test_names_of_phases(tmp_path):
     """Equal hosts share a phase, unlike ones have their own, and a long name is cut to one that fits."""
     study = Clocked(tmp_path, "")
-    cluster = study.load().setting.cluster
+    cluster = study.load().problem.setting.cluster
     unlike = tmp_path / "unlike.yaml"
     unlike.write_text(
         STUDY.format(trials=1).replace(
@@ -186,7 +187,7 @@ def test_names_of_phases(tmp_path):
         ),
         encoding="utf-8",
     )
-    other = load_study(unlike).setting.cluster
+    other = load_study(unlike).problem.setting.cluster
 
     assert name_on("a", cluster, (1, 3)) == name_on("a", cluster, (0, 1)) == "a.on-2-hosts"
     assert name_on("a", other, (0, 1)) == name_on("a", other, (0, 2)) == "a.on-2-hosts"

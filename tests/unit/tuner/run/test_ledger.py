@@ -4,12 +4,11 @@ import pytest
 from optuna.trial import TrialState
 
 from trials.backend import Observation, Status
-from tuner.forecast.candidates import candidates_of
 from tuner.run.adoption import adopt
 from tuner.run.driver import DRIVER, claim
 from tuner.run.endings import TakenOverError
 from tuner.run.ledger import Ledger
-from tuner.run.studies import make_sampler, open_study
+from tuner.run.studies import make_sampler, open_study, prepared_of
 from tuner.run.tasks import Task, Tasks
 from tuner.search.observations import OBSERVATION
 from tuner.search.parameters import params_of
@@ -44,13 +43,12 @@ def opened(config):
     """A function that opens the ledger of the study, each time as its next driver would."""
 
     def open_ledger():
-        candidates = candidates_of(config)
-        sampler = make_sampler(config, candidates)
+        sampler = make_sampler(config)
         store = open_store(config.storage)
         make_tables(store)
-        study = open_study(config, sampler, store.storage)
+        study = open_study(prepared_of(config), sampler, store.storage)
         held = claim(store, config.name, now_s=NOW_S)
-        return Ledger(Tasks(config=config, candidates=candidates, sampler=sampler), held, study)
+        return Ledger(Tasks(prepared=prepared_of(config), sampler=sampler), held, study)
 
     return open_ledger
 

@@ -236,7 +236,7 @@ NUM_STEPS = 8
 
 def run_step_by_step(config):
     """Runs a study whose trials report their steps; its result."""
-    return run_study(config, on_progress=lambda _: None, executor=SteppingExecutor(config.backend, slots=2))
+    return run_study(config, on_progress=lambda _: None, executor=SteppingExecutor(config.trials.backend, slots=2))
 
 
 @pytest.mark.slow
@@ -563,7 +563,7 @@ def test_resumed_run_that_dies_is_interrupted(begun):
             raise KeyboardInterrupt
 
     config = begun("search.max_trials=2")
-    result = run_study(config, on_progress=lambda _: None, executor=Dying(config.backend))
+    result = run_study(config, on_progress=lambda _: None, executor=Dying(config.trials.backend))
 
     assert result.stop_reason == "interrupted"
     assert [record.finished for record in result.records] == [True, False]
@@ -580,7 +580,7 @@ def test_failing_database_is_one_message(study, tmp_path):
 
     config = study()
     with pytest.raises(ConfigError, match=r"storage = .* cannot be used") as caught:
-        run_study(config, on_progress=lambda _: None, executor=Destroying(config.backend))
+        run_study(config, on_progress=lambda _: None, executor=Destroying(config.trials.backend))
 
     assert caught.value.key == "storage"
 
@@ -606,9 +606,9 @@ def test_an_interrupted_run_gives_its_study_up_before_its_executor_ends(database
             stored = stored_study(config)
             seen.append((stored.user_attrs[DRIVER], [trial.state.name for trial in stored.get_trials()]))
 
-    told = run_study(config, on_progress=lambda _: None, executor=Interrupted(config.backend, slots=2))
+    told = run_study(config, on_progress=lambda _: None, executor=Interrupted(config.trials.backend, slots=2))
     waiting = [record.waits for record in read_records(stored_study(config))]
-    executor = InProcessExecutor(config.backend, slots=2)
+    executor = InProcessExecutor(config.trials.backend, slots=2)
     done = run_study(config, on_progress=lambda _: None, executor=executor)
 
     assert seen == [(None, ["WAITING", "WAITING"])]

@@ -28,11 +28,11 @@ def trials_of(file):
 def test_the_measurement_is_the_first_trial(file):
     """It counts as a completed trial of the current configuration, and no command is run for it."""
     config = load_study(file, overrides=[MEASURED])
-    executor = InProcessExecutor(config.backend)
+    executor = InProcessExecutor(config.trials.backend)
     result = run_study(config, on_progress=lambda _: None, executor=executor)
 
     first = result.records[0]
-    assert first.params == config.current.values(config.dimensions)
+    assert first.params == config.problem.current.values(config.problem.dimensions)
     assert (first.step_time_s, first.observation.peak_memory_bytes) == (0.25, 3 * 2**29)
     assert first.observation.taken_from == "train.log"
     assert len(result.records) == 3
@@ -43,7 +43,7 @@ def test_the_measurement_is_the_first_trial(file):
 def test_it_counts_for_the_confidence_and_the_gain(file):
     """The current configuration is explored by it, and the result is compared with it."""
     config = load_study(file, overrides=[MEASURED])
-    result = run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
+    result = run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.trials.backend))
 
     assert result.records[0].p_star is not None
     assert result.reference.step_time_s(result.records) == 0.25
@@ -94,8 +94,8 @@ def test_a_driver_that_died_while_counting_it_loses_nothing(file, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("tuner.run.ledger.Ledger.record", die)
         with pytest.raises(RuntimeError, match="killed"):
-            run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
-    executor = InProcessExecutor(config.backend)
+            run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.trials.backend))
+    executor = InProcessExecutor(config.trials.backend)
     result = run_study(config, on_progress=lambda _: None, executor=executor)
 
     assert [record.step_time_s for record in result.records] == [0.25]

@@ -56,10 +56,10 @@ def test_the_best_of_a_study_leaves_the_memory_free(tmp_path):
     path.write_text(text, encoding="utf-8")
     config = load_study(path, storage=f"sqlite:///{tmp_path / 'study.db'}")
 
-    found = run_study(config, executor=InProcessExecutor(config.backend))
+    found = run_study(config, executor=InProcessExecutor(config.trials.backend))
 
-    assert config.options.memory_headroom == 0.6
-    room_bytes = 0.4 * config.setting.cluster.memory_bytes
+    assert config.problem.options.memory_headroom == 0.6
+    room_bytes = 0.4 * config.problem.setting.cluster.memory_bytes
     peaks = [(record.observation.peak_memory_bytes, record.status) for record in found.records]
     assert all((peak <= room_bytes) is (status is Status.OK) for peak, status in peaks if peak is not None)
     assert found.best.observation.peak_memory_bytes <= room_bytes

@@ -16,7 +16,7 @@ from tuner.cli.main import app
 from tuner.report.data import collect
 from tuner.report.page import render_report
 from tuner.run.loop import run_study
-from tuner.run.studies import stored_study
+from tuner.run.studies import prepared_of, stored_study
 from tuner.search.prior import learn
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 from tuner.storage.history import read_past
@@ -110,9 +110,9 @@ def test_what_proxies_teach_reaches_full_size(study):
         for name, further in (("proxies", ()), ("none", ("trial.proxy=null", "search.max_trials=2"))):
             config = study(*world, *further, name=f"{name}{seed}")
             result, _ = run(config)
-            grid = config.space().grid
-            hidden_s = config.backend.hidden_step(grid).step_time_s
-            memory = config.backend.hidden_memory(grid)
+            grid = config.problem.space().grid
+            hidden_s = config.trials.backend.hidden_step(grid).step_time_s
+            memory = config.trials.backend.hidden_memory(grid)
             fastest_s = hidden_s[memory.needed_bytes <= memory.capacity_bytes].min()
             best_s = result.best.step_time_s if result.best else math.inf
             slowdowns[name].append(best_s / fastest_s - 1)
@@ -148,7 +148,7 @@ def test_every_proxy_is_kept_as_what_it_ran(study):
     expected = {
         (record.proxy.reduction.hosts, record.proxy.reduction.layers, str(record.proxy.config))
         if record.proxy
-        else (4, 32, str(config.config_of(record.params)))
+        else (4, 32, str(config.problem.config_of(record.params)))
         for record in result.records
     }
     assert kept == expected
@@ -159,7 +159,7 @@ def test_a_later_study_learns_from_proxies(finished):
     """In a history every proxy is an earlier run of its own job, and its operator times count."""
     config, result, _ = finished
 
-    learned = learn(read_past([config.storage], base_dir=Path()), config.setting)
+    learned = learn(read_past([config.storage], base_dir=Path()), config.problem.setting)
 
     assert sum(len(group.step_time_s) for group in learned.groups) == len(result.records)
     assert {errors.kind for errors in learned.operators} >= {OpKind.MATMUL, OpKind.ATTENTION}
@@ -191,11 +191,11 @@ def test_without_a_full_trial_the_answer_is_extrapolated(study, capsys):
 
     result, _ = run(config)
 
-    found = best_known(config, StoredStudies(config.storage).find(config.name))
+    found = best_known(prepared_of(config), StoredStudies(config.storage).find(config.name))
     assert result.best is None
     assert result.extrapolated.in_words == "extrapolated from 4 trials on 8 devices"
     assert (found.source, found.extrapolated) == ("predicted", result.extrapolated)
-    assert found.config == config.config_of(result.extrapolated.config)
+    assert found.config == config.problem.config_of(result.extrapolated.config)
     file = [str(config.file), "--storage", config.storage.url]
     assert told(capsys, "best", *file, "--json")["extrapolated"] is True
     status = told(capsys, "status", *file, "--json")
@@ -246,7 +246,7 @@ def test_what_a_proxys_failure_means_for_its_candidate(study, status, may_run_at
 def test_the_steps_of_a_proxy_stop_no_trial(study):
     """Step times of smaller jobs are not compared with those at full size: none is stopped, and none is reported."""
     config = study()
-    executor = SteppingExecutor(config.backend, 1)
+    executor = SteppingExecutor(config.trials.backend, 1)
 
     result = run_study(config, on_progress=lambda _: None, executor=executor)
 

@@ -49,10 +49,10 @@ def study(tmp_path):
 def test_unlike_hosts_open_the_assignment(study):
     """Beside every even candidate whose work can be divided better stands an uneven one, faster and told in words."""
     config = study()
-    grid = config.space().grid
+    grid = config.problem.space().grid
     uneven = [grid.config(at) for at in range(len(grid)) if grid.assignment[at]]
 
-    assert config.dimensions[-1] == "assignment"
+    assert config.problem.dimensions[-1] == "assignment"
     assert uneven
     assert all(not (one.assignment.micro_batches or one.assignment.recomputed) for one in uneven)
     assert any(one.assignment.layers for one in uneven)
@@ -74,7 +74,7 @@ def test_like_hosts_leave_work_even(study):
     like = ("{groups: [{name: dgx-h100, hosts: 1}, {name: dgx-a100, hosts: 1}]}", "{name: dgx-h100, hosts: 2}")
     asked = study(like, ("vpp: [1]}", "vpp: [1], assignment: [layers]}"))
 
-    assert "assignment" not in study(like).dimensions
+    assert "assignment" not in study(like).problem.dimensions
     assert any(one.layers for one in asked.space().grid.assignments)
 
 
@@ -94,13 +94,13 @@ def test_an_assignment_that_is_none_of_this_job_is_told(study, assignment, told)
     """Which field is wrong, what it must be, and what it is."""
     config = ParallelConfig(pp=2, tp=8, assignment=assignment)
 
-    assert assignment_error(study().setting, config) == told
+    assert assignment_error(study().problem.setting, config) == told
 
 
 @pytest.mark.slow
 def test_parameters_are_numbers_that_stay_the_same(study):
     """Optuna holds a number per text, whatever else is a candidate; 0 is even work."""
-    grid = study().space().grid
+    grid = study().problem.space().grid
     even, uneven = ({"pp": 2, ASSIGNMENT: text} for text in ("", "layers=20/12"))
 
     assert isinstance(distribution_of(ASSIGNMENT, grid), IntDistribution)
@@ -120,7 +120,9 @@ def test_trials_of_uneven_work_are_run_kept_and_found_again(study):
 
     assert uneven
     assert {record.status for record in records} == {Status.OK}
-    assert all(config.config_of(record.params).values(config.dimensions) == record.params for record in records)
+    assert all(
+        config.problem.config_of(record.params).values(config.problem.dimensions) == record.params for record in records
+    )
     config = study(("max_trials: 4", "max_trials: 5"))
     again, _ = run_here(config)
     assert len(again.records) == 5
@@ -147,11 +149,11 @@ def test_the_command_line_takes_uneven_work(study):
 def test_why_tells_what_is_planned_instead(study):
     """A division that nobody planned is no candidate, and the one that was is named."""
     config = study()
-    space = config.space()
+    space = config.problem.space()
     planned = next(one for one in map(space.grid.config, range(len(space.grid))) if one.assignment.layers)
     most = 32 - (planned.pp - 1)
     other = replace(planned, assignment=Assignment(layers=(most, *(1,) * (planned.pp - 1))))
 
-    assert config.subject.reasons_against(config.options, planned, space) == {}
-    told = config.subject.reasons_against(config.options, other, space)["assignment"]
+    assert config.problem.subject.reasons_against(config.problem.options, planned, space) == {}
+    told = config.problem.subject.reasons_against(config.problem.options, other, space)["assignment"]
     assert told == f"is not what is planned for these degrees: {planned.assignment}"

@@ -8,7 +8,7 @@ from optuna.trial import create_trial
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from tests.support.studies.broken_studies import study
 from tuner.forecast.candidates import candidates_of
-from tuner.run.studies import make_sampler, open_study
+from tuner.run.studies import make_sampler, open_study, prepared_of
 from tuner.search.parameters import params_of
 from tuner.search.population import (
     MAX_SHARES,
@@ -124,9 +124,9 @@ def test_status_shows_the_newest_population(tmp_path, meshtune):
     file = tmp_path / "study.yaml"
     file.write_text(study(), encoding="utf-8")
     config = load_study(file, storage=f"sqlite:///{tmp_path / 'study.db'}")
-    candidates = candidates_of(config)
-    sampler = make_sampler(config, candidates)
-    opened = open_study(config, sampler)
+    candidates = candidates_of(config.problem)
+    sampler = make_sampler(config)
+    opened = open_study(prepared_of(config), sampler)
     grid = candidates.space.grid
     found = shares(np.array([0] * 3 + [1]), grid.values, explored={0})
     opened.set_user_attr(POPULATION_AT_START, as_json(found[1:]))

@@ -50,9 +50,9 @@ def test_all_rows_of_table_2_come_out_exactly(row, count):
     """The grid before memory has the size that FlexParallel's table 2 prints; each row's study is complete."""
     study = load_study(STUDIES / "flexparallel" / f"{row}.yaml")
 
-    assert study.space().num_before_memory == count
+    assert study.problem.space().num_before_memory == count
     assert study.name == f"flexparallel-{row}"
-    assert study.current.num_devices == study.setting.cluster.num_devices == int(row.rpartition("-")[2])
+    assert study.problem.current.num_devices == study.problem.setting.cluster.num_devices == int(row.rpartition("-")[2])
 
 
 def test_every_row_of_table_2_has_a_study():
@@ -64,7 +64,7 @@ def test_expert_of_pangu_8192_stays_although_a_rule_is_against_it():
     """Table 2's own configuration has 12 micro-batches for 8 stages and vpp 6: kept, with a warning that says so."""
     study = load_study(STUDIES / "flexparallel" / "pangu-135b-8192.yaml")
 
-    space = study.space()
+    space = study.problem.space()
 
     assert rows_of(space.grid)[-1][:8] == (8, 8, 128, 1, 1, 6, 1, 1)
     assert len(space.warnings) == 1
@@ -78,7 +78,7 @@ def test_the_closest_miss_is_named_where_nothing_fits():
         STUDIES / "llama3-8b-dgx-h100.yaml", overrides=["model=llama3-405b", "cluster.hosts=1", "current=~"]
     )
 
-    space = study.space()
+    space = study.problem.space()
 
     assert len(space.grid) == 0
     assert space.removed["memory"] == space.num_before_memory > 0
@@ -121,9 +121,9 @@ def test_only_a_rule_of_the_set_can_be_switched_off(rule):
 
     with pytest.raises(ConfigError, match=r"space\.without = .*flexparallel.*valid: .*heads"):
         setting_for(
-            study.setting.job,
-            study.setting.cluster,
-            study.setting.runtime,
+            study.problem.setting.job,
+            study.problem.setting.cluster,
+            study.problem.setting.runtime,
             SpaceOptions(rule_set="flexparallel", without=(rule,)),
         )
 

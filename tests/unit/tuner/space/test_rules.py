@@ -425,7 +425,7 @@ def study_of(tmp_path, runtime, *overrides):
 
 def test_an_expert_that_the_runtime_cannot_launch_is_told_in_one_warning(tmp_path):
     """llm-foundry has neither tp nor pp: the current configuration stays, and one warning gives both reasons."""
-    space = study_of(tmp_path, "llm-foundry", "current={pp: 2, tp: 4, dp: 1}").space()
+    space = study_of(tmp_path, "llm-foundry", "current={pp: 2, tp: 4, dp: 1}").problem.space()
 
     (told,) = (warning for warning in space.warnings if "the current configuration" in warning)
     assert "no_tp (llm-foundry has no tensor parallelism, so tp must be 1)" in told
@@ -457,7 +457,7 @@ def test_a_space_that_the_runtime_cannot_have_is_refused(tmp_path, runtime, over
 
 def test_a_degree_that_the_runtime_lacks_may_be_named_with_1(tmp_path):
     """`tp: [1, 2]` under llm-foundry searches tp 1, and counts the other under no_tp."""
-    space = study_of(tmp_path, "llm-foundry", "space.tp=[1, 2]").space()
+    space = study_of(tmp_path, "llm-foundry", "space.tp=[1, 2]").problem.space()
 
     assert set(space.grid.tp.tolist()) <= {1}
     assert space.num_before_memory > 0
@@ -467,4 +467,4 @@ def test_a_degree_that_the_runtime_lacks_may_be_named_with_1(tmp_path):
 @pytest.mark.parametrize(("runtime", "stage"), [("megatron-core", 1), ("torchtitan", 2), ("maxtext", 3)])
 def test_the_zero_stage_of_a_silent_study_is_one_that_the_runtime_offers(tmp_path, runtime, stage):
     """A study that says nothing takes stage 1, or the lowest that its runtime has."""
-    assert study_of(tmp_path, runtime).setting.job.zero_stage == stage
+    assert study_of(tmp_path, runtime).problem.setting.job.zero_stage == stage

@@ -22,7 +22,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     (folder / "study.yaml").write_text(SHORT_STUDY)
     config = load_study(folder / "study.yaml", storage=f"sqlite:///{folder}/study.db")
-    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
+    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.trials.backend))
     return folder
 
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_read_is_not_written(tmp_path):
         def poll(self, timeout_s):
             return [(number, replace(seen, step_times_s=(1e-300,))) for number, seen in super().poll(timeout_s)]
 
-    run_study(config, on_progress=lambda _: None, executor=Impossible(config.backend))
+    run_study(config, on_progress=lambda _: None, executor=Impossible(config.trials.backend))
 
     observed = [trial.user_attrs["observation"] for trial in find_study(config.storage, "small").get_trials()]
     assert observed
@@ -199,7 +199,7 @@ def test_a_study_of_the_lowest_price_can_be_read(tmp_path):
     text = SHORT_STUDY + f"objective: [step_time, cost_per_token]\ncost: {{price_per_device_hour: {LOWEST_PRICE}}}\n"
     (tmp_path / "study.yaml").write_text(text)
     config = load_study(tmp_path / "study.yaml", storage=f"sqlite:///{tmp_path}/study.db")
-    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.backend))
+    run_study(config, on_progress=lambda _: None, executor=InProcessExecutor(config.trials.backend))
 
     values = [trial.values for trial in find_study(config.storage, "small").get_trials() if trial.values]
     assert all(0 < cost < 1e-3 for _, cost in values)

@@ -41,8 +41,8 @@ def load(tmp_path):
 def test_a_command_gets_the_flags_of_its_configuration(load):
     """What a trial is started with is what the export of its configuration says, flag by flag."""
     config = load()
-    plan = config.backend.plan(CONFIG, 3)
-    export = find_exporter("megatron")(config.setting, CONFIG)
+    plan = config.trials.backend.plan(CONFIG, 3)
+    export = find_exporter("megatron")(config.problem.setting, CONFIG)
 
     assert plan.flags == export.arguments
     assert " ".join(plan.flags) in " ".join(export.text.replace("'", "").split())
@@ -61,7 +61,7 @@ def test_paths_are_relative_to_the_study(load, tmp_path):
 def test_a_trace_has_its_place(load, tmp_path):
     """The command is told where to leave its traces, beside the study; the place gives trials no other meaning."""
     config = load("trial.profile='traces/{trial}/**/rank0_trace.json'", "trial.command=[run, '{profile}', '{flags}']")
-    plan = config.backend.plan(CONFIG, 3)
+    plan = config.trials.backend.plan(CONFIG, 3)
 
     assert (plan.profile, plan.profile_root) == ("traces/{trial}/**/rank0_trace.json", tmp_path)
     assert "profile" not in config.meaning["trial"]

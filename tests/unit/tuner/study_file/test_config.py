@@ -46,29 +46,33 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
     assert config.name == "broken"
     assert config.file == str(good_study)
     assert config.storage == StorageAddress.of_file(good_study.parent / "meshtune.db")
-    assert config.setting.runtime.name == "megatron-core"
-    job = config.setting.job
+    assert config.problem.setting.runtime.name == "megatron-core"
+    job = config.problem.setting.job
     assert (job.precision, job.optimizer, job.recompute, job.zero_stage) == ("bf16", "adam", "none", 1)
     assert job.sequence_parallel is None
-    options = config.options
+    options = config.problem.options
     assert (options.rule_set, options.without, options.allowed, options.opened) == (None, (), (), ())
     assert options.memory_headroom == 0.08
     search = config.search
     assert (search.draws, search.confidence, search.max_trials, search.max_minutes) == (100, 0.95, 40, None)
     assert (search.parallel_trials, search.seed) == (1, 0)
-    assert config.history == ()
-    assert config.current is None
-    assert config.time_limit_s is None
-    assert not config.subject.rows
-    assert isinstance(config.backend, SimulatedBackend)
-    assert (config.backend.seed, config.backend.noise, config.backend.operator_error) == (0, 0.02, 0.3)
-    assert (config.backend.fidelity, config.backend.num_steps, config.backend.seconds_per_trial) == (
-        "step_time",
-        5,
-        0.0,
+    assert config.history.entries == ()
+    assert config.problem.current is None
+    assert config.trials.time_limit_s is None
+    assert not config.problem.subject.rows
+    assert isinstance(config.trials.backend, SimulatedBackend)
+    assert (config.trials.backend.seed, config.trials.backend.noise, config.trials.backend.operator_error) == (
+        0,
+        0.02,
+        0.3,
     )
+    assert (
+        config.trials.backend.fidelity,
+        config.trials.backend.num_steps,
+        config.trials.backend.seconds_per_trial,
+    ) == ("step_time", 5, 0.0)
     assert (job.recompute_modules, job.expert_tp, job.dp_shard) == (("core_attn",), 0, 0)
-    assert config.subject.defaults == {
+    assert config.problem.subject.defaults == {
         "recompute": "none",
         "offload": "none",
         "zero_stage": 1,
@@ -87,7 +91,7 @@ def test_every_example_loads_and_has_candidates(path):
     unlike = path.parent.name == "heterogeneous" or path.stem == "unlike-hosts"
     overrides = ["space.assignment=[]"] if unlike else []
     config = load_study(path, overrides=overrides)
-    space = config.space()
+    space = config.problem.space()
 
     assert config.name.endswith(path.stem)
     assert len(space.grid) > 10
@@ -98,12 +102,12 @@ def test_the_playbook_study_replays_the_whole_sweep():
     """All 176 measured configurations are candidates, timed and failed, told apart by their ZeRO stage too."""
     config = load_study(STUDIES / "ultrascale-llama-8b-128.yaml")
 
-    assert isinstance(config.backend, ReplayBackend)
-    assert config.subject.rows
-    assert config.setting.job.model == config.subject.rows[0].model
-    assert (config.setting.job.sequence_length, config.setting.job.global_batch_size) == (4096, 256)
-    assert config.options.opened == ("zero_stage",)
-    space = config.space()
+    assert isinstance(config.trials.backend, ReplayBackend)
+    assert config.problem.subject.rows
+    assert config.problem.setting.job.model == config.problem.subject.rows[0].model
+    assert (config.problem.setting.job.sequence_length, config.problem.setting.job.global_batch_size) == (4096, 256)
+    assert config.problem.options.opened == ("zero_stage",)
+    space = config.problem.space()
     assert (len(space.grid), space.removed) == (176, {})
 
 
@@ -119,10 +123,12 @@ def test_a_replayed_candidate_keeps_what_its_row_ran():
         ],
     )
 
-    grid = config.space().grid
+    grid = config.problem.space().grid
 
     assert set(grid.zero_stage.tolist()) == {0, 1}
-    assert [config.config_of(grid.values(i)) for i in range(len(grid))] == [grid.config(i) for i in range(len(grid))]
+    assert [config.problem.config_of(grid.values(i)) for i in range(len(grid))] == [
+        grid.config(i) for i in range(len(grid))
+    ]
 
 
 def test_expert_takes_further_dimensions_from_the_job(tmp_path):
@@ -135,14 +141,14 @@ def test_expert_takes_further_dimensions_from_the_job(tmp_path):
 
     config = load_study(write(tmp_path, text))
 
-    assert config.current == ParallelConfig(tp=4, dp=2, recompute="full", zero_stage=0, sequence_parallel=False)
+    assert config.problem.current == ParallelConfig(tp=4, dp=2, recompute="full", zero_stage=0, sequence_parallel=False)
 
 
 def test_opened_and_tightened_dimensions(tmp_path):
     """A list under `space` holds the allowed values; one of recompute or sequence_parallel also opens the dimension."""
     text = study(space="{tp: [4, 1], recompute: [full, none], sequence_parallel: [true]}")
 
-    options = load_study(write(tmp_path, text)).options
+    options = load_study(write(tmp_path, text)).problem.options
 
     assert dict(options.allowed) == {"tp": (1, 4), "recompute": (0, 2), "sequence_parallel": (1,)}
     assert options.opened == ("recompute", "sequence_parallel")
@@ -155,10 +161,10 @@ def test_degrees_of_the_experts_and_of_sharding_are_fixed_or_opened(tmp_path):
     fixed = load_study(write(tmp_path, study(model="mixtral-8x7b", job=job)))
     opened = load_study(write(tmp_path, study(model="mixtral-8x7b", space="{expert_tp: [0, 1], dp_shard: [0, 2]}")))
 
-    assert (fixed.subject.defaults["expert_tp"], fixed.subject.defaults["dp_shard"]) == (1, 2)
-    assert fixed.setting.job.recompute_modules == ("mlp", "layernorm")
-    assert opened.options.opened == ("expert_tp", "dp_shard")
-    assert dict(opened.options.allowed) == {"expert_tp": (0, 1), "dp_shard": (0, 2)}
+    assert (fixed.problem.subject.defaults["expert_tp"], fixed.problem.subject.defaults["dp_shard"]) == (1, 2)
+    assert fixed.problem.setting.job.recompute_modules == ("mlp", "layernorm")
+    assert opened.problem.options.opened == ("expert_tp", "dp_shard")
+    assert dict(opened.problem.options.allowed) == {"expert_tp": (0, 1), "dp_shard": (0, 2)}
 
 
 # Paths, --set, storage
@@ -176,8 +182,8 @@ def test_paths_are_relative_to_the_study(tmp_path, monkeypatch):
 
     config = load_study(fresh)
 
-    assert (config.setting.job.model.name, config.setting.cluster.num_devices) == ("seven", 16)
-    assert load_study(replay).subject.rows[0].place == "rows.csv:2"
+    assert (config.problem.setting.job.model.name, config.problem.setting.cluster.num_devices) == ("seven", 16)
+    assert load_study(replay).problem.subject.rows[0].place == "rows.csv:2"
 
 
 def test_a_cluster_may_change_over_time(tmp_path, good_study):
@@ -189,7 +195,7 @@ def test_a_cluster_may_change_over_time(tmp_path, good_study):
 
     assert plain.trace is None
     assert [event.time_s for event in traced.trace.events] == [60]
-    assert traced.setting.cluster == plain.setting.cluster
+    assert traced.problem.setting.cluster == plain.problem.setting.cluster
     assert traced.meaning == plain.meaning
     assert plain.meaning["cluster"].keys() == {"name", "groups", "inter_group_links"}
 
@@ -232,11 +238,11 @@ def test_set_replaces_keys_of_the_file(good_study):
     )
 
     assert (config.search.seed, config.search.confidence) == (4, 0.1)
-    assert config.options.allowed == (("tp", (1, 2)),)
-    assert config.setting.cluster.num_devices == 16
-    assert config.setting.job.model.name == "gpt-13b"
-    assert config.backend.noise == 0
-    assert config.current == ParallelConfig(dp=16)
+    assert config.problem.options.allowed == (("tp", (1, 2)),)
+    assert config.problem.setting.cluster.num_devices == 16
+    assert config.problem.setting.job.model.name == "gpt-13b"
+    assert config.trials.backend.noise == 0
+    assert config.problem.current == ParallelConfig(dp=16)
 
 
 # Broken studies
@@ -246,7 +252,7 @@ def test_the_good_studies_that_are_broken_below_do_load(tmp_path):
     """The texts that the cases change have no mistake of their own."""
     assert load_study(write(tmp_path, study(GOOD))).name == "broken"
     write(tmp_path, rows({}), "rows.csv")
-    assert len(load_study(write(tmp_path, study(REPLAY))).subject.rows) == 1
+    assert len(load_study(write(tmp_path, study(REPLAY))).problem.subject.rows) == 1
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

@@ -133,8 +133,8 @@ def test_a_knob_is_a_placeholder_too(tmp_path):
     """The value of a knob takes the place of its name in the command and in variables."""
     trial = "{backend: command, command: [python, '--x={a}'], environment: {Y: '{a}'}, launch: once}"
     config = load(tmp_path, "{name: a, values: [true, 2.0, x]}", trial)
-    current = config.with_knobs(config.config_of({"tp": 1, "dp": 2, "pp": 1, "a": "x"}))
-    plan = config.backend.plan(current, 3)
+    current = config.problem.with_knobs(config.problem.config_of({"tp": 1, "dp": 2, "pp": 1, "a": "x"}))
+    plan = config.trials.backend.plan(current, 3)
 
     assert dict(plan.values)["a"] == "x"
-    assert config.dimensions[-1] == "a"
+    assert config.problem.dimensions[-1] == "a"

@@ -43,7 +43,7 @@ def command(words="train {flags}", **keys):
 
 def test_a_name_stands_for_an_entry(study):
     """A name opens the knob with the catalog's values, flags and condition, and today's value by the profile."""
-    (knob,) = study("[overlap_grad_reduce]").knobs
+    (knob,) = study("[overlap_grad_reduce]").problem.knobs
 
     assert knob.values == (False, True)
     assert knob.today is True
@@ -54,7 +54,7 @@ def test_a_name_stands_for_an_entry(study):
 
 def test_an_entry_may_be_changed(study):
     """Other values replace the catalog's, and the first is in use unless it is said."""
-    (knob,) = study("[{catalog: ddp_bucket_size, values: [1000000, 2000000]}]").knobs
+    (knob,) = study("[{catalog: ddp_bucket_size, values: [1000000, 2000000]}]").problem.knobs
 
     assert (knob.name, knob.values, knob.today) == ("ddp_bucket_size", (1000000, 2000000), 1000000)
     assert knob.place.flag == "--ddp-bucket-size"
@@ -82,7 +82,7 @@ def test_recommended_alone(study):
 
 def test_a_condition_on_an_absent_knob_is_decided_by_the_value_in_use(study):
     """A knob that needs overlapped gradients is searched without that knob, because the profile overlaps them."""
-    (knob,) = study("[overlap_param_gather]").knobs
+    (knob,) = study("[overlap_param_gather]").problem.knobs
 
     assert str(knob.when) == "replicas > 1 and zero_stage == 1"
 
@@ -143,7 +143,7 @@ def test_keys_go_to_the_only_file(study):
 def test_priors_enter_the_search(study):
     """The search expects of a known knob what the catalog does, and of the user's own nothing."""
     found = study("[tp_comm_overlap, {name: my_own, flag: --mine}]")
-    space = searched_knobs(found, candidates_of(found))
+    space = searched_knobs(found.problem, candidates_of(found.problem))
     tensor = space.steps[0]
     shares = tensor.ties[:, 0]
 
@@ -158,6 +158,6 @@ def test_priors_enter_the_search(study):
 def test_what_affects_no_memory_has_no_effect_on_it(study):
     """A known knob without an effect on memory has exactly none in the search."""
     found = study("[overlap_grad_reduce]")
-    (memory,) = searched_knobs(found, candidates_of(found)).memory
+    (memory,) = searched_knobs(found.problem, candidates_of(found.problem)).memory
 
     assert memory.scales == (0.0,)

@@ -77,7 +77,7 @@ def test_a_study_file_puts_no_logs_elsewhere(home, logs):
         load_study(file)
 
     assert f"trial.logs = '{given}'" in str(refused.value)
-    assert load_study(file, overrides=[f"trial.logs={given}"]).backend.logs is not None
+    assert load_study(file, overrides=[f"trial.logs={given}"]).trials.backend.logs is not None
 
 
 def test_the_user_may_write_anywhere(home, monkeypatch):

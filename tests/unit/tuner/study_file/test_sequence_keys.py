@@ -29,7 +29,7 @@ def load(folder, job, *, backend="simulated", runtime="megatron-core"):
 
 def job_of(folder, job):
     """The job of a study."""
-    return load(folder, job).setting.job
+    return load(folder, job).problem.setting.job
 
 
 def test_shares_are_ratios_and_lengths_come_in_any_order(tmp_path):
@@ -136,8 +136,8 @@ def test_a_command_trains_whatever_it_is_given(tmp_path):
     """The command backend takes sequences of varying length: its program has the data."""
     study = load(tmp_path, f"global_batch_size: 64, {LENGTHS}", backend="command, command: [./train.sh]")
 
-    assert isinstance(study.backend, CommandBackend)
-    assert study.setting.job.sequences is not None
+    assert isinstance(study.trials.backend, CommandBackend)
+    assert study.problem.setting.job.sequences is not None
 
 
 def test_studies_without_a_histogram_mean_what_they_meant(tmp_path):

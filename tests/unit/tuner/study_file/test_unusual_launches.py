@@ -53,9 +53,9 @@ def test_a_stage_of_the_launch_is_one_of_its_profile(tmp_path, framework, text, 
 
     found = study(tmp_path, framework, text)
 
-    assert found.setting.runtime.name == runtime
-    assert found.setting.job.zero_stage == stage
-    assert found.current is not None
+    assert found.problem.setting.runtime.name == runtime
+    assert found.problem.setting.job.zero_stage == stage
+    assert found.problem.current is not None
 
 
 def test_reused_fp32_parameters_are_a_key_of_the_job(tmp_path):
@@ -64,5 +64,5 @@ def test_reused_fp32_parameters_are_a_key_of_the_job(tmp_path):
 
     found = study(tmp_path, "megatron", LAUNCH.format(program="pretrain_gpt.py", flags=flags))
 
-    assert found.setting.runtime.name == "mindspeed"
-    assert found.setting.job.shared_master_weights
+    assert found.problem.setting.runtime.name == "mindspeed"
+    assert found.problem.setting.job.shared_master_weights

@@ -54,7 +54,7 @@ def own_study(tmp_path_factory):
 @cache
 def space_of(study):
     """Enumerate the space of a study once for all tests."""
-    return study.space()
+    return study.problem.space()
 
 
 class SubjectContract(ABC):
@@ -77,42 +77,46 @@ class SubjectContract(ABC):
         """A candidate is accepted by the rules and by `--config`."""
         chosen = space.grid.config(0)
 
-        assert study.subject.reasons_against(study.options, chosen, space) == {}
-        study.subject.check_launchable(study.options, chosen, current=None, missing="")
+        assert study.problem.subject.reasons_against(study.problem.options, chosen, space) == {}
+        study.problem.subject.check_launchable(study.problem.options, chosen, current=None, missing="")
 
     def test_another_number_of_devices_cannot_be_launched(self, study, space):
         """A configuration of devices that are not there has a reason against it, and `--config` refuses it."""
-        chosen = type(space.grid.config(0))(dp=3 * study.cluster.num_devices)
+        chosen = type(space.grid.config(0))(dp=3 * study.problem.cluster.num_devices)
 
-        assert study.subject.reasons_against(study.options, chosen, space)
+        assert study.problem.subject.reasons_against(study.problem.options, chosen, space)
         with pytest.raises(ConfigError, match="--config"):
-            study.subject.check_launchable(study.options, chosen, current=None, missing="")
+            study.problem.subject.check_launchable(study.problem.options, chosen, current=None, missing="")
 
     def test_every_candidate_is_predicted(self, study, space):
         """Step times are the sums of their parts, memory is that of the space, and features are rows."""
-        found = study.subject.forecast(space.grid, space.memory)
+        found = study.problem.subject.forecast(space.grid, space.memory)
         parts_s = sum(found.estimate.breakdown_s.values())
 
         np.testing.assert_allclose(parts_s, found.estimate.step_time_s)
-        np.testing.assert_array_equal(study.subject.forecast(space.grid).memory.peak_bytes, space.memory.peak_bytes)
-        assert len(study.subject.features(space.grid, found.estimate)) == len(space.grid)
-        assert len(study.subject.part_lines({key: float(of[0]) for key, of in found.estimate.breakdown_s.items()}, 1.0))
+        np.testing.assert_array_equal(
+            study.problem.subject.forecast(space.grid).memory.peak_bytes, space.memory.peak_bytes
+        )
+        assert len(study.problem.subject.features(space.grid, found.estimate)) == len(space.grid)
+        assert len(
+            study.problem.subject.part_lines({key: float(of[0]) for key, of in found.estimate.breakdown_s.items()}, 1.0)
+        )
 
     def test_the_prior_is_of_every_candidate(self, study, space):
         """Before any trial the posterior predicts each candidate, as the forecast does."""
         grid = space.grid.take(np.arange(min(len(space.grid), 40)))
-        predicted = study.subject.prior(grid, None).predicted
+        predicted = study.problem.subject.prior(grid, None).predicted
 
-        np.testing.assert_allclose(predicted.step_time_s, study.subject.forecast(grid).estimate.step_time_s)
+        np.testing.assert_allclose(predicted.step_time_s, study.problem.subject.forecast(grid).estimate.step_time_s)
 
     def test_what_it_lacks_is_told_in_a_sentence(self, study):
         """Each lacking ability has a reason, and no other has."""
-        assert {ability for ability in Ability if study.subject.refusal(ability)} == self.LACKS
-        assert {ability for ability in Ability if not study.subject.has(ability)} == self.LACKS
+        assert {ability for ability in Ability if study.problem.subject.refusal(ability)} == self.LACKS
+        assert {ability for ability in Ability if not study.problem.subject.has(ability)} == self.LACKS
 
     def test_tokens_and_errors_are_told_where_they_are_known(self, study, space):
         """A throughput is there with tokens, errors with constants of a profile, and utilisation always."""
-        subject = study.subject
+        subject = study.problem.subject
 
         assert (subject.throughput(1.0) is None) is (Ability.TOKENS in self.LACKS)
         assert (subject.uncertainty(space.grid.take(np.arange(1))) is None) is (Ability.LAYERS in self.LACKS)
@@ -122,41 +126,41 @@ class SubjectContract(ABC):
         """A subject without a framework refuses its setting as the user's mistake; others have it on the cluster."""
         if Ability.FLAGS in self.LACKS:
             with pytest.raises(ConfigError, match="and this needs a model of the catalog"):
-                _ = study.subject.setting
+                _ = study.problem.subject.setting
         else:
-            assert study.subject.setting.cluster == study.subject.cluster
-            assert study.subject.with_setting(study.setting).setting == study.setting
-        assert study.subject.on_cluster(study.cluster).cluster == study.cluster
+            assert study.problem.subject.setting.cluster == study.problem.subject.cluster
+            assert study.problem.subject.with_setting(study.problem.setting).setting == study.problem.setting
+        assert study.problem.subject.on_cluster(study.problem.cluster).cluster == study.problem.cluster
 
     def test_it_is_exported_to_its_own_targets_alone(self, study, space):
         """A target of another kind of subject is refused by its option, and the right one has a text."""
         chosen = space.grid.config(0)
-        study.subject.check_target(self.TARGET)
-        found = study.subject.export(chosen, self.TARGET, knobs=(), known=lambda: "1 s", module="sharded")
+        study.problem.subject.check_target(self.TARGET)
+        found = study.problem.subject.export(chosen, self.TARGET, knobs=(), known=lambda: "1 s", module="sharded")
 
         assert found.text
-        assert (study.subject.shardings(chosen, study.name) is None) is (Ability.SHARDINGS in self.LACKS)
+        assert (study.problem.subject.shardings(chosen, study.name) is None) is (Ability.SHARDINGS in self.LACKS)
         for target in ("torch", "megatron"):
             if (target == "torch") is (Ability.SHARDINGS in self.LACKS):
                 with pytest.raises(ConfigError):
-                    study.subject.check_target(target)
+                    study.problem.subject.check_target(target)
 
     @pytest.mark.usefixtures("space")
     def test_its_meaning_and_what_is_stored_are_json(self, study):
         """A resumed study compares the first with its own, and the second comes back as it was."""
-        meaning = study.subject.meaning(study.options, study.planning, ())
-        stored = json.loads(json.dumps(study.subject.as_stored()))
+        meaning = study.problem.subject.meaning(study.problem.options, study.problem.planning, ())
+        stored = json.loads(json.dumps(study.problem.subject.as_stored()))
 
         assert json.loads(json.dumps(meaning)).keys() >= {"model", "cluster", "space"}
         assert bool(stored) is (Ability.SHARDINGS not in self.LACKS)
-        study.subject.restore(stored)
-        assert json.loads(json.dumps(study.subject.as_stored())) == stored
+        study.problem.subject.restore(stored)
+        assert json.loads(json.dumps(study.problem.subject.as_stored())) == stored
 
     def test_tables_and_words_are_of_its_dimensions(self, study, space):
         """Columns are dimensions of the grid, and the first line on a space counts its candidates."""
-        assert {*study.subject.columns(space.grid.dimensions)} <= {*space.grid.dimensions}
-        assert f"{len(space.grid):,}" in study.subject.space_lines(study.options, space)[0]
-        assert "9 devices" in study.subject.title("9 devices")
+        assert {*study.problem.subject.columns(space.grid.dimensions)} <= {*space.grid.dimensions}
+        assert f"{len(space.grid):,}" in study.problem.subject.space_lines(study.problem.options, space)[0]
+        assert "9 devices" in study.problem.subject.title("9 devices")
 
 
 class TestCatalogSubject(SubjectContract):
@@ -182,8 +186,8 @@ class TestReplaySubject(SubjectContract):
 
     def test_the_rows_are_there(self, study):
         """The rows that trials replay are told, and peaks have the meaning of their source."""
-        assert len(study.subject.rows) > 100
-        assert study.subject.measured_setting.memory != "device"
+        assert len(study.problem.subject.rows) > 100
+        assert study.problem.subject.measured_setting.memory != "device"
 
 
 @pytest.mark.slow  # the quick lane has no JAX

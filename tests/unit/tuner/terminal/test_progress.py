@@ -199,7 +199,7 @@ def test_a_run_tells_its_trials(capsys, tmp_path):
     )
 
     with ProgressLine(config) as line:
-        result = run_study(config, on_progress=line.show, executor=InProcessExecutor(config.backend))
+        result = run_study(config, on_progress=line.show, executor=InProcessExecutor(config.trials.backend))
 
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith(f"{config.name}: trying first tp=8,dp=8")

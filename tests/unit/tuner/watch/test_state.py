@@ -30,8 +30,8 @@ def config(tmp_path):
 @pytest.fixture
 def kept(config):
     """What a watch keeps of it."""
-    whole = Setup(hosts=(0, 1), config=parse_config("tp=4,dp=4,mbs=2", config.subject.defaults))
-    half = Setup(hosts=(1,), config=parse_config("tp=8,recompute=full", config.subject.defaults))
+    whole = Setup(hosts=(0, 1), config=parse_config("tp=4,dp=4,mbs=2", config.problem.subject.defaults))
+    half = Setup(hosts=(1,), config=parse_config("tp=8,recompute=full", config.problem.subject.defaults))
     standing = Standing(running=whole, since_s=7.25, at_s=1 / 3, figures=FIGURES, lost_steps={half: 0.1})
     return Kept(
         source="slurm",

@@ -32,13 +32,13 @@ def test_candidates_by_hand_need_no_other_collective(model):
             "trial={backend: torch}",
         ],
     )
-    grid = study.space().grid
+    grid = study.problem.space().grid
     configs = [grid.config(number) for number in range(len(grid))]
     configs = [config for config in configs if model.num_kv_heads % (config.tp * config.up) == 0]
 
     assert len(configs) > 40
     for config in configs:
-        plan = plan_step(job_of(model), study.setting.cluster, config, LayerPlanning())
+        plan = plan_step(job_of(model), study.problem.setting.cluster, config, LayerPlanning())
         digits, sizes = digits_of(plan), plan.mesh.sizes
         for each in relayouts(plan):
             before, after = (digits.placement(each.tensor, layout) for layout in (each.before, each.after))

@@ -23,16 +23,18 @@ NUM_DRAWS = 200
 def problem():
     """Sixty candidates of Llama 3 8B on 64 devices with proxies on 16, what is believed of them, and the proxies."""
     config = load_study(STUDY)
-    whole = config.space().grid
+    whole = config.problem.space().grid
     found = {}
     for at in np.random.default_rng(0).permutation(len(whole)).tolist():
-        proxy = proxy_of(whole.config(at), config.setting, OPTIONS, config.options)
+        proxy = proxy_of(whole.config(at), config.problem.setting, OPTIONS, config.problem.options)
         if proxy is not None and proxy not in found.values():
             found[at] = proxy
         if len(found) == 60:
             break
     grid = whole.take(np.array(list(found)))
-    posterior = initial_posterior([(config.subject.measured_setting, np.arange(len(grid)))], grid, other_profiles=())
+    posterior = initial_posterior(
+        [(config.problem.subject.measured_setting, np.arange(len(grid)))], grid, other_profiles=()
+    )
     return config, grid, posterior, tuple(found.values())
 
 
@@ -122,7 +124,7 @@ def test_full_size_outweighs_proxies_that_mislead():
 def test_operator_times_of_proxies_correct_their_candidates():
     """In a world of wrong operators and no other error, operator times of six proxies halve the candidates' errors."""
     config, grid, posterior, proxies = problem()
-    backend = config.backend
+    backend = config.trials.backend
     assert isinstance(backend, SimulatedBackend)
     world = replace(backend, seed=5, operator_error=0.6)
     truth = np.log(world.hidden_step(grid).step_time_s)
@@ -193,7 +195,9 @@ def plan_of(grid, proxies):
     config, *_ = problem()
     budget = {"max_trials": 10, "confidence": 0.95}
     known = dict(enumerate(proxies))
-    return ProxyPlan(options=OPTIONS, setting=config.setting, space=config.options, grid=grid, known=known, **budget)
+    return ProxyPlan(
+        options=OPTIONS, setting=config.problem.setting, space=config.problem.options, grid=grid, known=known, **budget
+    )
 
 
 def test_proxies_end_once_they_agree_or_the_budget_is_spent():

@@ -30,7 +30,7 @@ KEPT = ("tp", "cp", "up", "vpp", "ep", "mbs", "recompute", "zero_stage", "sequen
 def study(file):
     """A study of the catalog and its candidates."""
     config = load_study(STUDIES / file)
-    return config, config.space().grid
+    return config, config.problem.space().grid
 
 
 def options(hosts=2, layers="auto", full_trials=3):
@@ -55,11 +55,11 @@ def test_a_proxy_runs_what_a_device_of_its_candidate_runs(file, data):
     collectives inside a layer; the proxy fills its hosts, obeys the rules and fits.
     """
     config, grid = study(file)
-    setting = config.setting
+    setting = config.problem.setting
     candidate = grid.config(data.draw(st.integers(0, len(grid) - 1)))
     hosts = data.draw(st.integers(1, setting.cluster.num_hosts - 1))
 
-    proxy = proxy_of(candidate, setting, options(hosts), config.options)
+    proxy = proxy_of(candidate, setting, options(hosts), config.problem.options)
 
     if proxy is None:
         return
@@ -72,20 +72,23 @@ def test_a_proxy_runs_what_a_device_of_its_candidate_runs(file, data):
     assert (1 if candidate.pp == 1 else 2) <= proxy.config.pp <= candidate.pp
     assert proxy.config.dp <= candidate.dp
     assert smaller.job.model.num_layers <= setting.job.model.num_layers
-    assert set(broken_rules(smaller, config.options, proxy.config)) <= set(
-        broken_rules(setting, config.options, candidate)
+    assert set(broken_rules(smaller, config.problem.options, proxy.config)) <= set(
+        broken_rules(setting, config.problem.options, candidate)
     )
     memory = estimate_memory(smaller, ConfigGrid.from_configs([proxy.config]))
-    assert memory.probability_of_fit(config.options.memory_headroom, memory_error_of(setting.runtime))[0] >= LIKELY_FIT
+    assert (
+        memory.probability_of_fit(config.problem.options.memory_headroom, memory_error_of(setting.runtime))[0]
+        >= LIKELY_FIT
+    )
 
 
 def test_most_fast_candidates_have_a_proxy():
     """Of the hundred candidates that are predicted to be fastest on 64 devices, four in five have one on 16."""
     config, grid = study("llama3-8b-dgx-h100.yaml")
-    setting = config.setting
+    setting = config.problem.setting
     fastest = np.argsort(estimate_step(setting, grid).step_time_s)[:100]
 
-    found = [proxy_of(grid.config(int(at)), setting, options(), config.options) for at in fastest]
+    found = [proxy_of(grid.config(int(at)), setting, options(), config.problem.options) for at in fastest]
 
     assert sum(proxy is not None for proxy in found) > 80
 
@@ -93,9 +96,9 @@ def test_most_fast_candidates_have_a_proxy():
 def llama(**degrees):
     """The proxy on two hosts of a configuration of Llama 3 8B (32 layers) on 64 devices with 512 sequences a step."""
     config, _ = study("llama3-8b-dgx-h100.yaml")
-    setting = replace(config.setting, job=replace(config.setting.job, global_batch_size=512))
+    setting = replace(config.problem.setting, job=replace(config.problem.setting.job, global_batch_size=512))
     hosts, layers = degrees.pop("hosts", 2), degrees.pop("layers", "auto")
-    return proxy_of(ParallelConfig(**degrees), setting, options(hosts, layers), config.options)
+    return proxy_of(ParallelConfig(**degrees), setting, options(hosts, layers), config.problem.options)
 
 
 def test_both_kinds_of_parallelism_show_where_there_is_room():
@@ -122,11 +125,11 @@ def test_a_device_keeps_its_layers_and_the_bubble():
 def test_what_does_not_fit_gets_fewer_layers():
     """Where the few replicas of a proxy must hold larger shares of the states than fit, a device gets fewer layers."""
     config, _ = study("llama3-8b-dgx-h100.yaml")
-    setting = config.setting
+    setting = config.problem.setting
     tight = replace(setting, cluster=find_cluster("l20", hosts=8))
     candidate = ParallelConfig(tp=1, dp=64, mbs=1)
 
-    roomy, cut = (proxy_of(candidate, each, options(), config.options) for each in (setting, tight))
+    roomy, cut = (proxy_of(candidate, each, options(), config.problem.options) for each in (setting, tight))
 
     assert cut is not None
     assert cut.config == roomy.config

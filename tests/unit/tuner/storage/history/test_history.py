@@ -83,7 +83,7 @@ def loaded(folder, storage, *overrides, uneven=False):
 def run(config, backend=None):
     """Runs a study in this process; its result and the notes that it told."""
     notes = []
-    executor = InProcessExecutor(backend or config.backend)
+    executor = InProcessExecutor(backend or config.trials.backend)
     result = run_study(config, on_progress=lambda progress: notes.append(progress.note), executor=executor)
     return result, [note for note in notes if note]
 
@@ -122,13 +122,13 @@ def test_what_a_study_ran_is_read_back(database, tmp_path):
     result, _ = run(config, Scripted(spread, cut_off, crash))
     past = past_in(database)
 
-    assert [run.config for run in past.runs] == [config.config_of(record.params) for record in result.records]
+    assert [run.config for run in past.runs] == [config.problem.config_of(record.params) for record in result.records]
     assert len({run.config for run in past.runs}) == 4
     assert any(run.config.assignment for run in past.runs)
     for one in past.runs:
-        assert (one.job, one.cluster) == (config.setting.job, config.setting.cluster)
+        assert (one.job, one.cluster) == (config.problem.setting.job, config.problem.setting.cluster)
         assert (one.runtime, one.origin) == ("megatron-core", "measured")
-        assert one.measured_setting(config.setting.runtime).setting.runtime == config.setting.runtime
+        assert one.measured_setting(config.problem.setting.runtime).setting.runtime == config.problem.setting.runtime
     assert [run.status for run in past.runs] == [Status.OK, Status.PRUNED, Status.CRASHED, Status.OK]
     assert [run.step_time_s for run in past.runs] == [1.5, None, None, 2.1]
     assert [run.num_steps for run in past.runs] == [3, 1, 0, 3]
@@ -201,7 +201,7 @@ def test_a_time_that_is_none_stops_no_study(tmp_path):
 def test_a_trial_that_is_kept_twice_is_there_once(database, tmp_path):
     """Keeping a trial again replaces its run and its operator times, and leaves those of others alone."""
     store = open_store(StorageAddress.parse(database))
-    setting = loaded(tmp_path, database).setting
+    setting = loaded(tmp_path, database).problem.setting
     observation = Observation(status=Status.OK, step_times_s=(1.0,), operator_samples=(SAMPLE, SAMPLE))
     again = replace(observation, step_times_s=(2.0,), operator_samples=(SAMPLE,))
 
@@ -228,7 +228,7 @@ def test_a_trial_is_kept_whole_or_not_at_all(sql_database, tmp_path):
 
     event.listen(engine, "before_cursor_execute", die)
     with pytest.raises(KeyboardInterrupt):
-        keep_run(store, "a", 0, loaded(tmp_path, sql_database).setting, ParallelConfig(dp=16), observation)
+        keep_run(store, "a", 0, loaded(tmp_path, sql_database).problem.setting, ParallelConfig(dp=16), observation)
     event.remove(engine, "before_cursor_execute", die)
     engine.dispose()
 
@@ -260,7 +260,7 @@ def test_a_driver_that_dies_while_it_ends_a_trial_loses_nothing(tmp_path, moment
     result, _ = run(config, Scripted())
 
     past = past_in(storage)
-    assert [run.config for run in past.runs] == [config.config_of(record.params) for record in result.records]
+    assert [run.config for run in past.runs] == [config.problem.config_of(record.params) for record in result.records]
     assert counts(storage) == [4, 4]
 
 
@@ -371,10 +371,12 @@ def test_a_profile_is_fitted_to_what_a_study_ran(tmp_path):
     storage = f"sqlite:///{tmp_path / 'past.db'}"
     profile = find_prior("megatron-core")
     config = loaded(tmp_path, storage, "model=llama-7b", "cluster={name: dgx-h100, hosts: 1}", "search.max_trials=14")
-    world = replace(config.setting.runtime, **{name: getattr(profile, name) for name in CONSTANTS}, residuals=())
+    world = replace(
+        config.problem.setting.runtime, **{name: getattr(profile, name) for name in CONSTANTS}, residuals=()
+    )
     slow = replace(world, matmul_efficiency=0.5 * world.matmul_efficiency, device_speed=())
 
-    result, _ = run(config, Predicted(config.setting, slow))
+    result, _ = run(config, Predicted(config.problem.setting, slow))
     fit = calibrate_timed(past_in(storage).timed(profile), profile)
 
     speed = fit.constants["matmul_efficiency"].value * fit.device_speed["H100-SXM-80"].value
@@ -450,7 +452,7 @@ def test_runs_by_another_clock_are_left_out_and_their_operators_read(database, t
     """Seconds of a virtual clock say nothing to a study by the wall clock; what operators took does."""
     store = open_store(StorageAddress.parse(database))
     make_tables(store)
-    setting = loaded(tmp_path, database).setting
+    setting = loaded(tmp_path, database).problem.setting
     for trial, clock in enumerate(("wall", "virtual", "cpu")):
         observation = Observation(status=Status.OK, step_times_s=(1.0,), operator_samples=(SAMPLE,), clock=clock)
         keep_run(store, "a", trial, setting, ParallelConfig(dp=16), observation)
@@ -480,8 +482,12 @@ def test_a_replay_does_not_read_its_own_rows(tmp_path):
     failed = MEASURED.with_name("ultrascale-llama-8b-128_failed.csv")
     overrides = [f"history=[{json.dumps(str(MEASURED))}, {json.dumps(str(failed))}]"]
     config = load_study(STUDY, overrides=overrides, storage=f"sqlite:///{tmp_path / 'study.db'}")
-    whole = read_past(config.history, base_dir=tmp_path)
-    key = (config.setting.job.global_batch_size, config.setting.job.sequence_length, config.setting.job.model.name)
+    whole = read_past(config.history.entries, base_dir=tmp_path)
+    key = (
+        config.problem.setting.job.global_batch_size,
+        config.problem.setting.job.sequence_length,
+        config.problem.setting.job.model.name,
+    )
 
     past = past_of(config)
 
@@ -489,7 +495,7 @@ def test_a_replay_does_not_read_its_own_rows(tmp_path):
         run for run in whole.runs if (run.job.global_batch_size, run.job.sequence_length, run.job.model.name) == key
     ]
     assert len(past.runs) == len(whole.runs) - len(left_out)
-    assert past.skipped["rows that the study itself replays"] == len(left_out) >= len(config.subject.rows)
+    assert past.skipped["rows that the study itself replays"] == len(left_out) >= len(config.problem.subject.rows)
 
 
 @pytest.mark.slow
@@ -563,7 +569,7 @@ def test_tables_of_another_version_refuse_the_study_before_its_first_trial(tmp_p
         connection.execute("UPDATE meshtune_history SET version = ?", (VERSION + 1,))
         connection.commit()
     config = loaded(tmp_path, storage)
-    executor = InProcessExecutor(config.backend)
+    executor = InProcessExecutor(config.trials.backend)
 
     with pytest.raises(ConfigError, match=rf"storage = 'sqlite:.*holds a history of version {VERSION + 1}"):
         run_study(config, on_progress=lambda _: None, executor=executor)

@@ -1,0 +1,53 @@
+"""Study that is ready to be predicted, ranked and run: its request, with the sharding plans of its layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from hardware.io.errors import ConfigError
+from trials.backend import AbstractBackend
+from tuner.forecast.candidates import Candidates, candidates_in
+from tuner.space.enumeration import Space
+from tuner.study_file.request import StudyRequest
+from tuner.subject.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prepared:
+    """Study with its layers planned, made by `prepare` (tuner/forecast/planned_candidates.py).
+
+    Attributes:
+        request: Request of the study file, as it stands there.
+        problem: Problem of the request, with the planned layers and the dimension `plan` if some differ.
+    """
+
+    request: StudyRequest
+    problem: Problem
+
+    @cached_property
+    def backend(self) -> AbstractBackend:
+        """Backend of the trials, which run the planned layers."""
+        backend = self.request.trials.backend
+        if not self.problem.layer_plans:
+            return backend
+        planned = backend.with_layer_changes(self.problem.setting.runtime.layer_changes)
+        assert planned is not None, "the study file refuses other trials, which run the plan by hand"
+        return planned
+
+    @cached_property
+    def space(self) -> Space:
+        """Candidates of the problem with their memory.
+
+        Raises:
+            ConfigError: There are too many to predict, or the current configuration is no candidate.
+        """
+        try:
+            return self.problem.space()
+        except ConfigError as error:
+            raise error.in_file(self.request.file) from None
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """Candidates of the problem with all predictions; see `space` for the errors."""
+        return candidates_in(self.space, self.problem.subject)
