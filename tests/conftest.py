@@ -40,7 +40,7 @@ LONG = (
 # A busy machine may stop for a second anywhere, hence no deadline. A change must fail by what it does and not by luck,
 # hence the same examples in every run; `pytest --hypothesis-profile=random` looks for new ones.
 settings.register_profile("random", deadline=None)
-settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("repeatable")
 
 

@@ -24,11 +24,6 @@ FAILED = tuple(
 )
 
 
-def run_from_root(program, *arguments):
-    """Run `python -m benchmarks.PROGRAM` from the root of the project."""
-    return _run_module(f"benchmarks.{program}", *arguments)
-
-
 def json_of(module, *arguments):
     """Run a module in a process of its own, where it may set the number of JAX's devices, and parse what it prints."""
     done = _run_module(module, *arguments)

@@ -1,8 +1,5 @@
 """An AutoMap-like search: what propagation says, the plan that it stands for, and the search over arguments."""
 
-import itertools
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -10,7 +7,6 @@ pytest.importorskip("jax", reason="the benchmark propagates through a JAX progra
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from benchmarks.papers.automap import ArgumentGame, automap_plan
 from benchmarks.papers.propagated_plans import PlanReader
@@ -19,13 +15,11 @@ from costmodels.operators.layer_operators import OpKind
 from costmodels.sharding.device_mesh import mesh_of
 from costmodels.sharding.frontends.jax.graph import graph_of
 from costmodels.sharding.frontends.jax.program import trace_function
-from costmodels.sharding.plan import NONE, cost_of, violations
+from costmodels.sharding.plan import cost_of, violations
 from hardware.cluster_file import find_cluster
-from hardware.io.errors import ConfigError
 from tests.support.benchmark_runs import json_of
 from tests.support.graphs.wide_step import WIDE
 from tuner.planners.engine.outcome import Limits
-from tuner.planners.sharding.class_costs import Figures
 from tuner.planners.toast.colour_actions import ColourActions
 from tuner.planners.toast.compatibility import compatibility
 from tuner.planners.toast.named_dims import named_dims
@@ -90,14 +84,6 @@ def test_one_argument_reaches_the_other(two_products):
     assert violations(plan) == ()
 
 
-def test_nothing_sharded_is_the_whole_step(wide):
-    """Without shardings the plan that is read serves no factor anywhere."""
-    program, graph = wide
-    layouts = Propagation(program, graph, TWO_AXES).layouts({}).layouts
-
-    assert (PlanReader(graph, TWO_AXES).plan(layouts).served == NONE).all()
-
-
 def test_a_cut_batch_is_data_parallelism(wide):
     """Tokens and targets cut by an axis come back as the plan in which it serves the batch wherever there is one."""
     program, graph = wide
@@ -146,32 +132,6 @@ def test_actions_are_about_arguments(wide):
         assert game.after(state, number) == state
 
 
-def test_repeated_arguments_are_cut_together():
-    """A further layer adds no action, and what cut one layer's arguments cuts its arguments as well."""
-    games = []
-    for layers in (2, 3):
-        function, arguments, donated = replace(WIDE, layers=layers).train_program()
-        program = trace_function(function, *arguments, donated=donated)
-        games.append(game_of((program, graph_of(program)), ONE_AXIS)[0])
-    fewer, more = ([len(action.dims) for action in game.actions] for game in games)
-
-    assert len(fewer) == len(more)
-    assert sum(fewer) < sum(more)
-
-
-def test_a_state_costs_what_its_plan_does(wide):
-    """The prices by which states are compared are those of `costmodels.sharding.plan`."""
-    game, base = game_of(wide, TWO_AXES)
-    state = game.first
-    for action in range(0, game.num_actions, 3):
-        state = game.after(state, action)
-        cost = cost_of(game.plan(state))
-        figures = Figures(step_time_s=cost.step_time_s, peak_memory_bytes=cost.peak_memory_bytes)
-
-        assert game.cost(state) == pytest.approx(base.of_figures(figures))
-    assert game.spent.evaluations > 1
-
-
 def test_the_search_finds_the_best_of_all_states(two_products):
     """On two products the tree ends with the cheapest of all states that any sequence of actions leads to."""
     game, _ = game_of(two_products, TWO_AXES)
@@ -200,23 +160,3 @@ def test_the_planner_tells_plan_time_and_evaluations(wide):
     assert found.spent.evaluations == len(seen)
     assert 0 < found.spent.propagation_s < found.spent.total_s <= found.search_s
     assert found.pipeline_s > 0
-
-
-def test_what_is_read_divides(wide):
-    """An axis that does not divide a dim is left out where the plan is read, whatever is propagated."""
-    program, graph = wide
-    mesh = mesh_of("model=8", CLUSTER)
-    game, _ = game_of((program, graph), mesh)
-    for first, second in itertools.islice(itertools.permutations(range(game.num_actions), 2), 6):
-        assert violations(game.plan(game.after(game.after(game.first, first), second))) == ()
-
-
-def test_loops_are_refused():
-    """A program with a loop is refused with what to do instead."""
-
-    def looped(x):
-        return lax.scan(lambda carried, _: (carried * 2.0, None), x, None, length=3)[0]
-
-    program = trace_function(looped, jax.ShapeDtypeStruct((4,), jnp.float32))
-    with pytest.raises(ConfigError, match="has a loop"):
-        Propagation(program, graph_of(program), ONE_AXIS)

@@ -13,7 +13,6 @@ from benchmarks.judges import fidelity
 from costmodels.calibration.fidelity import GROUP, predict, settings_of
 from costmodels.calibration.measured_runs import read_measured
 from costmodels.job.runtime import catalog_path, find_prior, read_profile
-from tests.support.benchmark_runs import run_from_root
 from tests.support.studies.broken_studies import rows
 
 KEYS = {
@@ -91,16 +90,6 @@ def test_tagged_rows_are_left_out_unless_raw(quoted, write):
     assert clean["overall"]["failed_called_infeasible"] is not None
 
 
-def test_what_cannot_be_predicted_is_counted(quoted, write):
-    """Unknown devices and rows without architecture are counted by reason, and the others are quoted."""
-    strange = [{**RUNS[0], "device": "Abacus-9000"}, {**RUNS[0], "layers": ""}, {**RUNS[0], "zero_stage": ""}]
-    told = quoted("--quote", write("runs.csv", *RUNS, *strange))
-
-    assert told["overall"]["n"] == 6
-    assert sum(told["overall"]["skipped"].values()) == 3
-    assert any("Abacus-9000" in reason for reason in told["overall"]["skipped"])
-
-
 def test_runs_of_unknown_recomputation_are_quoted_as_ranges(quoted, write, capsys):
     """They are predicted in every mode and listed, in words too, and no figure, fit or count of others has them."""
     unstated = {**RUNS[0], "recompute": ""}
@@ -119,14 +108,6 @@ def test_runs_of_unknown_recomputation_are_quoted_as_ranges(quoted, write, capsy
     assert "of 1 such runs took a step time inside their range" in capsys.readouterr().out
 
 
-def test_runs_that_were_fitted_too_are_told(write, capsys):
-    """Quoting what was fitted is possible, but is no test, and the benchmark says so."""
-    file = write("runs.csv", *RUNS)
-    fidelity.main(["--fit", str(file), "--quote", str(file), "--json"])
-
-    assert "6 of the quoted runs were fitted too" in capsys.readouterr().err
-
-
 def test_the_simulator_stands_beside_the_closed_form(quoted, write):
     """Both are judged on the same runs; `--model simulator` alone has the figures that stand beside."""
     file = write("runs.csv", *RUNS, FAILED)
@@ -140,56 +121,6 @@ def test_the_simulator_stands_beside_the_closed_form(quoted, write):
     # what fits and what it needs does not depend on the model of time
     assert both["simulator"]["overall"]["ok_called_feasible"] == both["overall"]["ok_called_feasible"]
     assert both["simulator"]["overall"]["memory_median_ape"] == both["overall"]["memory_median_ape"]
-
-
-def test_runs_without_a_schedule_are_counted(quoted, write):
-    """A run whose micro-batches make no equal rounds is left out of both, and named with its source."""
-    strange = {**RUNS[0], "tp": 2, "pp": 4, "dp": 1, "vpp": 2, "gbs": 9}
-    told = quoted("--quote", write("runs.csv", *RUNS, strange), "--model", "both")
-
-    assert told["overall"]["n"] == told["simulator"]["overall"]["n"] == 6
-    (reason,) = told["overall"]["skipped"]
-    assert reason.startswith("made up: num_micro_batches must be a multiple of pp=4")
-
-
-def test_figures_of_both_models_in_words(write, capsys):
-    """A second and a third table have a bar between the figures of the two, by source and by ranked group."""
-    fidelity.main(["--quote", str(write("runs.csv", *RUNS)), "--model", "both"])
-
-    out = capsys.readouterr().out
-    assert "The closed form | the event simulator" in out
-    assert sum(line.count(" | ") == len(fidelity.BESIDE) for line in out.splitlines()) == 2
-    assert sum(line.count(" | ") == len(fidelity.BESIDE_IN_GROUPS) for line in out.splitlines()) == 1
-
-
-def test_few_runs_of_each_group_can_be_quoted(quoted, write):
-    """`--most-per-group` draws so many of each group, the same ones each time."""
-    file = write("runs.csv", *RUNS, *({**run, "source": "theirs"} for run in RUNS[:2]))
-    told = quoted("--quote", file, "--most-per-group", 3)
-
-    assert {source["source"]: source["n"] for source in told["by_source"]} == {"made up": 3, "theirs": 2}
-    assert told == quoted("--quote", file, "--most-per-group", 3)
-
-
-def test_a_named_runtime_is_used_for_every_row(quoted, write):
-    """`--runtime` predicts every row with one profile."""
-    file = write("runs.csv", *RUNS)
-
-    assert (
-        quoted("--quote", file, "--runtime", "nanotron")["overall"]["median_ape"]
-        != quoted("--quote", file)["overall"]["median_ape"]
-    )
-
-
-def test_the_table_in_words(write, capsys):
-    """Without `--json` a table per source has the floor in brackets beside each figure."""
-    status = fidelity.main(["--quote", str(write("runs.csv", *RUNS, {**RUNS[0], "source": "theirs"}))])
-
-    lines = capsys.readouterr().out.splitlines()
-    assert status == 0
-    assert lines[0].startswith("source")
-    assert [line.split()[0] for line in lines[1:4]] == ["made", "theirs", "all"]
-    assert "[" in lines[3]
 
 
 @pytest.mark.parametrize(
@@ -218,15 +149,6 @@ def test_bad_files_are_one_message(tmp_path, capsys, content, words):
     assert (status, captured.out) == (2, "")
     assert words in captured.err
     assert captured.err.count("fidelity: ") == 1
-
-
-def test_it_starts_from_the_root_of_the_project(write):
-    """`python -m benchmarks.judges.fidelity` works as documented; an unknown runtime is status 2, no traceback."""
-    done = run_from_root("judges.fidelity", "--quote", write("runs.csv", *RUNS), "--runtime", "megatrn")
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "did you mean 'megatron-core'?" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_the_floor_is_zero_without_noise(write):
@@ -305,17 +227,6 @@ def test_unlike_devices_have_a_table_of_their_own(quoted, write):
     assert {each["device"] for each in told["groups"]} >= {group["device"]}
 
 
-def test_the_table_of_unlike_devices_in_words(write, capsys):
-    """Its line names the hosts and the model; without such groups there is no table."""
-    fidelity.main(["--quote", str(write("unlike.csv", *UNLIKE))])
-    with_it = capsys.readouterr().out
-    fidelity.main(["--quote", str(write("runs.csv", *RUNS))])
-
-    assert "3 x 4 V100-SXM-16 + 1 x 4 T4-16" in with_it
-    assert "Spearman" in with_it
-    assert "Spearman" not in capsys.readouterr().out
-
-
 def test_layouts_that_state_their_cuts_are_ranked(quoted, write):
     """On unlike devices, too, where each of those layouts has a cluster and a runtime of its own."""
     cuts = {1: "26", 2: "14/12", 4: "8/7/7/4"}
@@ -323,12 +234,3 @@ def test_layouts_that_state_their_cuts_are_ranked(quoted, write):
     (group,) = quoted("--quote", write("runs.csv", *stated))["unlike"]
 
     assert group["num_configs"] == len(stated)
-
-
-def test_counts_that_are_not_the_runs_devices_are_told(write, capsys):
-    """A string of unlike devices that names others than the run's is the user's mistake."""
-    wrong = [{**run, "device": "mixed:3xV100-SXM-16+1xT4-16"} for run in UNLIKE]
-    status = fidelity.main(["--quote", str(write("runs.csv", *wrong))])
-
-    assert status == 2
-    assert "names 4 devices, but the run has 16; the counts are devices, not hosts" in capsys.readouterr().err

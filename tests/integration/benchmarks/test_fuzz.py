@@ -63,11 +63,3 @@ def test_an_input_that_ends_the_process_is_kept(tmp_path, monkeypatch):
     ((path, kind),) = row.defects
     assert kind == "crash"
     assert Path(path).read_bytes() == b"fatal"
-
-
-def test_coverage_needs_a_library(monkeypatch, capsys):
-    """Where atheris is missing, the message says how to do without."""
-    monkeypatch.setattr(fuzz.importlib.util, "find_spec", lambda _: None)
-
-    assert fuzz.main(["--targets", "override"]) == 2
-    assert "--blind 0" in capsys.readouterr().err

@@ -56,19 +56,6 @@ def test_answers_are_counted_apart(found):
     assert found["asked.sh"]["ways"]["capture"]["asked"] == ["--vocab-size"]
 
 
-def test_refusals_of_other_trainings_and_impossible_commands_are_right(found):
-    """A BERT model and sixteen tensor ranks on eight devices are refused, which is right."""
-    assert verdicts(found["bert.sh"]) == verdicts(found["impossible.sh"]) == {"capture": RIGHT, "reading": RIGHT}
-    assert found["bert.sh"]["refusable"] == "BERT"
-    assert found["impossible.sh"]["refusable"] == "8 devices are no multiple of the 16 of one replica"
-
-
-def test_a_script_without_training_is_left_out(found):
-    """Preparing data is no training, and counts nowhere."""
-    assert "data.sh" not in found
-    assert found["table"]["all"]["scripts"] == 5
-
-
 def test_a_difference_is_wrong_and_named():
     """A study with another degree than the command's is wrong, unless an answer stated that degree."""
     truth = Truth(facts={"tp": 2, "pp": 1})

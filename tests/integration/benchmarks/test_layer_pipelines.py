@@ -1,7 +1,6 @@
 """Planned layers as a pipeline: sums by hand, recomputation, and best stages beside equal ones."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
@@ -42,32 +41,6 @@ def test_one_stage_adds_up():
     assert score.peak_bytes == pytest.approx(8 * (10 + 5 + 4) + 7 + 7 + 2 + 6)
 
 
-def test_a_single_micro_batch_frees_what_its_gradients_take():
-    """Gradients that are summed up take the place of activations, so that the larger of both counts."""
-    score = with_equal_shares(pipeline(), FIGURES, recomputes=False)
-
-    assert score.peak_bytes == pytest.approx(8 * (10 + 4) + 7 + 7 + 2 + 6)
-
-
-def test_recomputing_runs_the_forward_pass_again():
-    """Each layer takes its forward pass more, keeps its entry, and one at a time keeps all."""
-    kept = with_equal_shares(pipeline(m=2), FIGURES, recomputes=False)
-    again = with_equal_shares(pipeline(m=2, may_recompute=True), FIGURES, recomputes=True)
-
-    assert again.step_s - kept.step_s == pytest.approx(2 * 8 * 1.0)
-    assert kept.peak_bytes - again.peak_bytes == pytest.approx(8 * (4 - 1) - 4)
-
-
-def test_overlapped_collectives_hide_behind_a_micro_batch():
-    """Collectives of a whole step cost nothing while one micro-batch takes longer, and otherwise the rest."""
-    heavy = replace(FIGURES, layer=replace(FIGURES.layer, synced_s=5.0))
-    hidden = with_equal_shares(pipeline(), FIGURES, recomputes=False, overlaps=True)
-    exposed = with_equal_shares(pipeline(figures=heavy), heavy, recomputes=False, overlaps=True)
-
-    assert hidden.step_s == pytest.approx(8 * 3.0 + 1.8 + 8 * 0.25)
-    assert exposed.step_s == pytest.approx(8 * 3.0 + 1.8 + 8 * 0.25 + (8 * 5.0 + 0.125 - 8 * 3.0 - 1.8))
-
-
 def test_stages_wait_for_each_other():
     """Four stages and eight micro-batches: seven times the slowest, and once through all."""
     score = with_equal_shares(pipeline(pp=4, m=8), FIGURES, recomputes=False)
@@ -87,11 +60,3 @@ def test_best_stages_are_no_slower_and_fit():
     assert best.is_proven
     assert best.step_s < equal.step_s
     assert sum(best.recomputed) < sum(equal.recomputed) == 8
-
-
-def test_nothing_fits_into_too_little():
-    """Without a plan that fits there is none, and equal shares say that they do not."""
-    problem = pipeline(pp=2, m=8, capacity=50.0, may_recompute=True)
-
-    assert with_best_stages(problem, FIGURES, limits=Limits()) is None
-    assert not with_equal_shares(problem, FIGURES, recomputes=True).fits

@@ -15,10 +15,8 @@ from benchmarks.papers.manumatic_rows import (
     SCENARIOS,
     WIDE,
     best_of,
-    candidates,
     rows_of,
 )
-from benchmarks.papers.manumatic_tables import PAPER, swapped
 
 MIXTRAL = replace(SCENARIOS[1], layers=4, order="reverse")
 LLAMA = replace(SCENARIOS[2], layers=4)
@@ -67,30 +65,6 @@ def test_both_parts_gain_together():
     assert step_s[PIN + PLANNED_STAGES] < step_s[PIN] < step_s[D_REC]
     assert step_s[PIN + PLANNED_STAGES] < step_s[D_REC + PLANNED_STAGES] <= step_s[D_REC]
     assert step_s[PIN + PLANNED_STAGES] < step_s[EXPERT] < step_s[D_REC]
-
-
-@pytest.mark.parametrize("scenario", [MIXTRAL, LLAMA], ids=["mixtral", "llama"])
-def test_only_the_pin_cuts_what_the_vocabulary_lacks(scenario):
-    """D-Rec's and Megatron's rows never serve the missing factors; the pin's row does."""
-
-    def names(row):
-        return {
-            op.rule.factors[factor].name
-            for candidate in candidates(scenario, row, 1, scenario.sequences)
-            for op, served in zip(candidate.plan.graph.ops, candidate.plan.served.tolist(), strict=True)
-            for factor in served
-            if factor >= 0 and not op.is_source and not op.name.endswith(".update")  # ZeRO cuts these by any dim
-        }
-
-    assert not (names(D_REC) | names(MEGATRON)) & scenario.missing
-    assert names(PIN) & scenario.missing
-
-
-def test_swapped_rows_are_named():
-    """Rows in the paper's order are none; a slower pin is told with the row that it should beat."""
-    assert swapped(2, PAPER[2]) == []
-    assert swapped(2, PAPER[2] | {PIN: 1.5}) == ["expert > pin"]
-    assert swapped(2, PAPER[2] | {MEGATRON: 1.005}) == []
 
 
 def test_the_program_tells_all_rows(answered):

@@ -65,24 +65,10 @@ def test_held_out_shapes_are_whole_ranges(operators):
     assert middle.max() < high.min()
 
 
-def test_two_values_of_a_size_are_held_out_in_turn():
-    """A size of only two values is held out value by value, and one of a single value not at all."""
-    shape = np.array([[2.0**20, 2, 1], [2.0**20, 4, 1], [2.0**20, 4, 1]])
-
-    held = [part.tolist() for part in ranges(OpKind.ALL_REDUCE, shape)]
-
-    assert held == [[True, False, False], [False, True, True]]
-
-
 @pytest.mark.parametrize("kind", list(OpKind))
 def test_intervals_hold_on_devices_that_nothing_was_chosen_on(quoted, kind):
     """At least 90% of each kind's held-out times lie in the 95% interval."""
     assert figures([each for each in quoted if each.key[0] is kind])["coverage"] >= 0.90
-
-
-def test_intervals_are_no_wider_than_they_must_be(quoted):
-    """Over all kinds, 93% to 97% of the held-out times lie in the 95% interval."""
-    assert 0.93 < figures(quoted)["coverage"] < 0.97
 
 
 def test_the_surrogate_is_closer_than_the_prior(quoted):

@@ -43,11 +43,6 @@ def test_the_sibling_is_the_largest_on_a_quarter_of_the_devices(write):
     assert found == {32: 8, 64: 16}
 
 
-def test_another_batch_is_no_sibling(write):
-    """A group of the same model with another global batch is another job."""
-    assert not pairs_in(write("runs.csv", *runs_on(64), *({**run, "gbs": 512} for run in runs_on(16))))
-
-
 def test_a_proxy_keeps_all_but_pp_and_dp(write):
     """Each candidate is answered by a run with its tp and mbs and the nearest pp; one that nobody ran has no proxy."""
     path = write("runs.csv", *runs_on(64), *runs_on(16, without=[(4, 2, 1), (2, 2, 2)]))
@@ -105,11 +100,3 @@ def test_it_prints_one_object(write, capsys):
     assert set(group["mean_regret"]) == {"proxies", "all_at_full_size", "prior", "random"}
     assert all(regret >= 0 for regret in group["mean_regret"].values())
     assert told["overall"]["mean_regret"] == group["mean_regret"]
-
-
-def test_files_without_siblings_are_one_message(write, capsys):
-    """Measurements of a single size end with exit status 2 and a message about the missing size."""
-    status = proxy_regret.main(["--measured", str(write("runs.csv", *runs_on(64))), "--min-candidates", "2"])
-
-    assert status == 2
-    assert "a quarter of the other's devices" in capsys.readouterr().err

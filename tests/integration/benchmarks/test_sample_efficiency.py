@@ -1,8 +1,6 @@
 """The benchmark that counts trials: its groups and problems, its figures, its searchers and its command line."""
 
-import json
 import math
-from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -18,7 +16,7 @@ from benchmarks.support.trial_metrics import Trials, is_stopped_on_best, quantil
 from costmodels.calibration.fidelity import GROUP
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.surrogates.predicted import Predicted
-from tests.support.benchmark_runs import FAILED, RUNS, TIMES_S, run_from_root
+from tests.support.benchmark_runs import FAILED, RUNS, TIMES_S
 from trials.backend import Observation, Status
 from tuner.search.posterior import posterior_of
 
@@ -76,14 +74,6 @@ def test_failed_candidates_of_the_file_beside_are_in_the_space(write):
     assert {outcome.status for outcome in group.outcomes} == {Status.OK, Status.OUT_OF_MEMORY}
 
 
-def test_a_file_that_is_named_twice_counts_once(write):
-    """Naming the failed runs as well changes nothing."""
-    path = write("runs.csv", *RUNS)
-    beside = write("runs_failed.csv", *FAILED)
-
-    assert len(read_runs([path, beside, path])[0]) == len(read_runs([path])[0]) == len(RUNS) + len(FAILED)
-
-
 def test_repeated_configurations_are_one_candidate_at_their_median(write):
     """A configuration that was measured three times is tried once, and takes the median."""
     repeats = [{**RUNS[0], "step_seconds": seconds} for seconds in (9.0, 1.6)]
@@ -91,38 +81,6 @@ def test_repeated_configurations_are_one_candidate_at_their_median(write):
 
     assert len(group.grid) == len(RUNS)
     assert group.step_time_s[0] == 1.6
-
-
-def test_slow_runs_count_and_contradictory_ones_do_not(write):
-    """OUTLIER and LOW-MFU are what a tuner meets; SUSPECT rows are left out and counted."""
-    notes = ("OUTLIER", "LOW-MFU", "SUSPECT: faster than its peak")
-    tagged = [{**run, "notes": note} for run, note in zip(RUNS, notes, strict=False)]
-    runs, skipped = read_runs([write("runs.csv", *tagged, *RUNS[3:])])
-
-    assert len(runs) == len(RUNS) - 1
-    assert skipped == {"tagged SUSPECT": 1}
-
-
-def test_what_is_in_no_group_is_counted(write):
-    """Unknown devices, groups that are too small and groups without a timed run are skipped by reason."""
-    strange = {**RUNS[0], "device": "Abacus-9000"}
-    small = [{**run, "gbs": 32} for run in RUNS[:3]]
-    nothing_ran = [{**run, "gbs": 64, "mbs": mbs} for run in FAILED for mbs in (1, 2, 4, 8)]
-    runs, _ = read_runs([write("runs.csv", *RUNS, strange, *small, *nothing_ran)])
-    groups, skipped = groups_of(runs, 4)
-
-    assert [len(group.grid) for group in groups] == [len(RUNS)]
-    assert skipped["in a group of fewer than 4 candidates"] == 3
-    assert skipped["in a group where nothing was timed"] == 8
-    assert skipped.total() == 12
-    assert any("Abacus-9000" in reason for reason in skipped)
-
-
-def test_models_of_one_name_and_other_sizes_are_jobs_of_their_own(write):
-    """Runs whose model has other sizes are not compared, even if the model's name is the same."""
-    groups, _ = groups_of(read_runs([write("runs.csv", *RUNS, *({**run, "layers": 16} for run in RUNS))])[0], 2)
-
-    assert [group.runs[0].model.num_layers for group in groups] == [32, 16]
 
 
 # What is known before
@@ -137,16 +95,6 @@ def test_cold_predictions_are_those_of_a_stranger(write):
     assert problem_of(other, ()).runtime == "megatron-core"
     assert problem_of(other, (), "torchtitan").runtime == "torchtitan"
     assert stranger_to("gpt-neox", "simumax-b200") == "nanotron"
-
-
-def test_cold_predictions_know_no_facts_of_the_source(write):
-    """A note about runs changes no prediction that is made without history."""
-    plain, noted = (
-        problem_of(grouped(write(f"{note}.csv", *({**run, "notes": note} for run in RUNS))), ())
-        for note in ("plain", "no comm overlap")
-    )
-
-    assert np.array_equal(plain.predicted_s, noted.predicted_s)
 
 
 def test_history_fits_the_sources_own_runtime(write):
@@ -297,15 +245,6 @@ def test_peers_learn(name):
     assert np.mean(tried) < 0.8 * np.mean(at_random)
 
 
-def test_coordinates_of_candidates():
-    """Degrees lie by their logarithms; dp and what all candidates share are no dimensions."""
-    points = peers.points_of(ConfigGrid.from_configs(BOWL))
-
-    assert points.names == ("pp", "tp", "mbs")
-    assert points.values == ((1, 2, 4, 8),) * 3
-    assert points.coordinates[BOWL.index(ParallelConfig(pp=8, tp=2, dp=4, mbs=4))] == pytest.approx([1, 1 / 3, 2 / 3])
-
-
 def test_the_nearest_candidate_is_the_nearest_one_not_yet_tried():
     """A point outside of the candidates is mapped to the nearest in scaled logarithms, and to the next one after it."""
     layouts = ((1, 1), (1, 8), (8, 8), (4, 1))
@@ -342,22 +281,6 @@ def test_a_peer_is_told_the_candidate_that_was_tried():
     assert len(set(tried)) == len(tried)
     assert [trial.params for trial in complete_trials(peer)] == [points.levels_of(position) for position in tried]
     assert np.exp([trial.value for trial in complete_trials(peer)]) == pytest.approx([6, 6, 3, 2, 6, 5, 10])
-
-
-# the core installs without the library of CMA-ES
-@pytest.mark.skipif(bool(peers.missing("cmaes")), reason=f"cmaes {peers.missing('cmaes')}")
-def test_cma_es_is_told_the_candidate_that_was_tried():
-    """The point that CMA-ES keeps beside a trial is that of the candidate, between 0 and 1 in each dimension."""
-    peer = peers.cmaes(problem_on(BOWL, np.ones(len(BOWL))), 0)
-    outcomes = outcomes_of(BOWL_S)
-    for _ in range(20):
-        position = peer.ask()
-        peer.tell(position, outcomes[position])
-    kept = [trial for trial in complete_trials(peer) if peers.CMA_POINT in trial.system_attrs]
-
-    assert len(kept) > 10
-    for trial in kept:
-        assert trial.system_attrs[peers.CMA_POINT] == [trial.params[name] / 3 for name in ("mbs", "pp", "tp")]
 
 
 # The program
@@ -399,114 +322,3 @@ def test_the_keys_of_the_json(told, write):
     assert all(figures.keys() >= FIGURES for figures in group["samplers"].values())
     assert {name for name, value in result["overall"]["random"].items() if value is None} == OF_THE_STOP
     assert None not in result["overall"]["thompson"].values()
-
-
-def test_the_median_over_groups_is_that_of_their_medians(told, write):
-    """`overall` gives each group one voice, however many candidates it has; p90 is over groups."""
-    path = write(
-        "runs.csv", *RUNS, *({**run, "gbs": 32} for run in RUNS[:5]), *({**run, "gbs": 64} for run in RUNS[:3])
-    )
-    result = told("--measured", path, "--samplers", "random", "--seeds", 5, "--min-candidates", 2)
-
-    medians = [group["samplers"]["random"]["median_trials_to_5pct"] for group in result["groups"]]
-    assert len(medians) == 3
-    assert result["overall"]["random"]["median_trials_to_5pct"] == np.median(medians)
-    assert result["overall"]["random"]["p90_trials_to_5pct"] == pytest.approx(np.quantile(medians, 0.9))
-
-
-def test_a_budget_that_is_spent_is_no_figure(told, write):
-    """A budget too small to reach the best gives null trials to it, and the regret that is left."""
-    path = write("runs.csv", *RUNS)
-    result = told("--measured", path, "--samplers", "random", "--seeds", 1, "--min-candidates", 2, "--trials", 1)
-
-    first = np.random.default_rng(0).permutation(len(RUNS))[0]
-    assert TIMES_S[first] > 1.05 * 0.95
-    assert result["overall"]["random"]["median_trials_to_5pct"] is None
-    assert result["overall"]["random"]["mean_regret_at_10"] == pytest.approx(TIMES_S[first] / 0.95 - 1)
-
-
-def test_history_is_told_of_each_group(write, capsys):
-    """Every group says how many runs it learns from and how many of the history were its own; a note has their sum."""
-    path = write("runs.csv", *RUNS)
-    other = write("other.csv", *({**run, "model": "llama-half", "layers": 16} for run in RUNS))
-    files = ("--measured", path, "--history", path, other)
-    arguments = (*files, "--samplers", "prior", "--min-candidates", 2, "--workers", 1, "--json")
-    assert sample_efficiency.main(list(map(str, arguments))) == 0
-
-    captured = capsys.readouterr()
-    (group,) = json.loads(captured.out)["groups"]
-    assert (group["runtime"], group["num_history"], group["num_dropped_from_history"]) == ("megatron-core", 8, 8)
-    assert "note: 8 runs of the history" in captured.err
-
-
-def test_the_table_in_words(write, capsys):
-    """Without `--json` each group and the whole have a table with a line for each sampler; progress is on stderr."""
-    path = write("runs.csv", *RUNS, {**RUNS[0], "device": "Abacus-9000"})
-    arguments = ["--measured", str(path), "--samplers", "thompson,prior", "--seeds", "1", "--min-candidates", "2"]
-    assert sample_efficiency.main([*arguments, "--workers", "1"]) == 0
-
-    captured = capsys.readouterr()
-    lines = captured.out.splitlines()
-    assert lines[0].startswith("made up llama-8B H100-SXM-80 8 bf16 4096 16: 8 candidates, 0 failed")
-    assert Counter(line.split()[0] for line in lines)["thompson"] == 2
-    assert "All 1 groups:" in lines
-    assert "Abacus-9000" in lines[-1]
-    assert "predicting" in captured.err
-
-
-def test_a_peer_that_is_not_installed_is_left_out_with_its_reason(told, write, monkeypatch, capsys):
-    """A sampler whose library is missing is named with what installs it, and the others run."""
-    monkeypatch.setitem(peers.NEEDS, "cmaes", ("no_such_library",))
-    path = write("runs.csv", *RUNS)
-    result = told("--measured", path, "--samplers", "cmaes,random", "--seeds", 1, "--min-candidates", 2)
-
-    assert list(result["overall"]) == ["random"]
-    assert result["settings"]["unavailable"] == {"cmaes": "needs no_such_library: pip install 'meshtune[bench]'"}
-    assert sample_efficiency.main(["--measured", str(path), "--samplers", "cmaes"]) == 2
-    assert "leaves no sampler to run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--measured", "missing.csv"), "no such file"),
-        (("--measured", "runs.csv", "--history", "missing.csv"), "no such file"),
-        (("--measured", "runs.csv", "--samplers", "tomson"), "did you mean 'thompson'?"),
-        (("--measured", "runs.csv", "--samplers", ","), "leaves no sampler to run"),
-        (("--measured", "runs.csv", "--runtime", "megatrn"), "did you mean 'megatron-core'?"),
-        (("--measured", "runs.csv", "--min-candidates", "9"), "--min-candidates takes smaller ones"),
-        (("--measured", "empty.csv"), "is a missing column"),
-    ],
-)
-def test_mistakes_are_one_message(write, tmp_path, monkeypatch, capsys, arguments, words):
-    """A file or option that cannot be used ends in one message that says why, status 2 and an empty stdout."""
-    monkeypatch.chdir(tmp_path)
-    write("runs.csv", *RUNS)
-    (tmp_path / "empty.csv").write_text("", encoding="utf-8")
-    status = sample_efficiency.main([*arguments, "--workers", "1", "--json"])
-
-    captured = capsys.readouterr()
-    assert (status, captured.out) == (2, "")
-    assert words in captured.err
-    assert captured.err.count("sample_efficiency: ") == 1
-
-
-def test_a_space_of_one_candidate_is_no_search(write, capsys):
-    """`--min-candidates 1` is refused: where there is nothing to choose there is nothing to compare."""
-    with pytest.raises(SystemExit, match="2"):
-        sample_efficiency.main(["--measured", str(write("runs.csv", *RUNS)), "--min-candidates", "1"])
-
-    assert "must be at least 2" in capsys.readouterr().err
-
-
-def test_it_starts_from_the_root_of_the_project(told, write):
-    """`python -m benchmarks.search.sample_efficiency` works as documented; worker processes change the time only."""
-    path = write("runs.csv", *RUNS, *FAILED)
-    arguments = ["--measured", str(path), "--samplers", "thompson,random", "--seeds", "1", "--min-candidates", "2"]
-    done = run_from_root("search.sample_efficiency", *arguments, "--workers", "2", "--json")
-
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(done.stdout)["overall"], told(*arguments)["overall"]]
-    for figures in (*results[0].values(), *results[1].values()):
-        assert figures.pop("seconds_per_trial") > 0
-    assert results[0] == results[1]

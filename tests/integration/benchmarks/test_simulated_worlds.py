@@ -139,29 +139,3 @@ def test_the_keys_of_the_json(told):
     assert (row["study"], row["trials"], row["paper_trials"]) == (SMALL, 2, 6)
     assert result["a2"] == {}
     assert result["settings"] == {"studies": [SMALL], "seeds": 1, "trials": 2, "first": "current"}
-
-
-def test_the_table_in_words(capsys):
-    """Without `--json` there is a line for each study, and the comparison with appendix A.2; progress is on stderr."""
-    arguments = ["--studies", "llama-7b-8", "--seeds", "1", "--trials", "1", "--workers", "1"]
-    assert simulated_worlds.main(arguments) == 0
-
-    captured = capsys.readouterr()
-    header, row, *rest = captured.out.splitlines()
-    assert header.split()[:3] == ["study", "grid", "pruned"]
-    assert row.split()[:2] == ["llama-7b-8", "387"]
-    assert any(line.strip() == "30  feasible configurations in appendix A.2" for line in rest)
-    assert "1 of 1: llama-7b-8 stopped after 1 trials" in captured.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [(("--studies", "lama-7b-8"), "did you mean 'llama-7b-8'?"), (("--studies", ","), "names no study")],
-)
-def test_mistakes_are_one_message(capsys, arguments, words):
-    """A study that is not there ends in one message that says which are, status 2 and an empty stdout."""
-    status = simulated_worlds.main([*arguments, "--json"])
-
-    captured = capsys.readouterr()
-    assert (status, captured.out) == (2, "")
-    assert words in captured.err

@@ -10,7 +10,6 @@ from benchmarks.judges import simulator
 from benchmarks.judges.simulator import CAUSES, STUDIES, Compared, _draw_tasks, _feasible, agreement, compared
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.step.breakdown import BREAKDOWN
-from tests.support.benchmark_runs import run_from_root
 
 SMALL = next(path for path in STUDIES if path.stem == "llama2-34b-16")
 """The study with the fewest feasible configurations."""
@@ -93,23 +92,3 @@ def test_the_keys_of_the_json(told):
     (row,) = result["speed"]
     assert row["events_per_s"] == pytest.approx(row["events"] / row["seconds"])
     assert row["events"] > row["tasks"] > 0
-
-
-@pytest.mark.usefixtures("one_timing")
-def test_the_tables_in_words(capsys):
-    """Without `--json` there are four titles, and a line for each class."""
-    arguments = ["--studies", str(SMALL), "--configs", "2", "--workers", "1", "--repeats", "1"]
-    assert simulator.main(arguments) == 0
-
-    out = capsys.readouterr().out
-    assert out.startswith("2 configurations (seed 0)")
-    assert all(title in out for title in ("By class", "Largest differences", "Speed on one thread", "vpp > 1"))
-
-
-def test_a_study_that_is_not_there_is_one_message():
-    """`python -m benchmarks.judges.simulator` works as documented; it ends with status 2 where no study can be read."""
-    done = run_from_root("judges.simulator", "--studies", "nowhere.yaml", "--repeats", "1")
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "nowhere.yaml" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -55,11 +55,6 @@ def test_by_kind_they_are_all_reduces():
     }
 
 
-def test_what_does_no_arithmetic_may_stay_whole():
-    """It then counts all that it reads and writes, and where it is cut all over nothing."""
-    assert of(product(), "pass") == {"": 2 * ROWS * COLUMNS * 2 / 2, "i": 0.0, "j": 0.0}
-
-
 def after(graph, chosen, **prices):
     """Return the costs of the last operator's candidates once the product has been cut by a factor."""
     mesh, (level,) = refine_mesh(mesh_of(2))

@@ -1,13 +1,11 @@
 """TOAST's tables: their meshes, what a row tells, and what is refused."""
 
-import math
-
 import pytest
 
 pytest.importorskip("jax", reason="the benchmark plans JAX programs")
 
 from benchmarks.papers import toast_planners, toast_tables
-from benchmarks.papers.toast_tables import MODELS, Model, mesh_for, over_manual
+from benchmarks.papers.toast_tables import MODELS, Model, mesh_for
 from costmodels.sharding.device_mesh import DeviceMesh
 from hardware.cluster_file import find_cluster
 
@@ -26,19 +24,6 @@ def test_meshes_are_those_of_the_paper(model, devices, mesh):
     cluster = find_cluster("dgx-a100", devices // 8)
 
     assert mesh_for(MODELS[model], cluster, devices).in_words == mesh
-
-
-@pytest.mark.parametrize(
-    ("fits", "ratio"),
-    [((True, True), 0.5), ((True, False), 0.0), ((False, True), math.inf), ((False, False), 0.5)],
-    ids=["both fit", "ours fits", "theirs fits", "neither fits"],
-)
-def test_what_fits_comes_before_what_is_fast(fits, ratio):
-    """Times are compared where both plans fit or neither; else the one that fits wins, whatever its time."""
-    ours, theirs = fits
-    cells = {"unseeded": {"step_time_s": 1.0, "fits": ours}, "manual": {"step_time_s": 2.0, "fits": theirs}}
-
-    assert over_manual({"cells": cells}) == ratio
 
 
 def test_a_row_tells_of_every_planner(answered, monkeypatch):
@@ -73,17 +58,3 @@ def test_a_row_tells_of_every_planner(answered, monkeypatch):
     assert cells["seeded"]["step_time_s"] <= cells["unseeded"]["step_time_s"] * (1 + 1e-9)
     assert len(cells["unseeded"]["runs_s"]) == cells["unseeded"]["fitting_runs"] == 2
     assert not row["only_ours_fit"]
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "told"),
-    [
-        ("--models", "T2", "did you mean 'T2B'?"),
-        ("--devices", "16", "--devices = 16"),
-        ("--planners", "alpa", "manual"),
-    ],
-)
-def test_what_the_tables_do_not_have(capsys, option, value, told):
-    """A name that is none is one message, and status 2."""
-    assert toast_tables.main([option, value]) == 2
-    assert told in capsys.readouterr().err

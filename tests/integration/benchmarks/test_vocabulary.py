@@ -1,7 +1,5 @@
 """A planner's vocabulary: what it does not know it never cuts, but where a pin says so."""
 
-from dataclasses import replace
-
 import pytest
 
 from benchmarks.papers.symbolic_prices import Volumes
@@ -12,7 +10,6 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.plan import NONE
 from hardware.cluster_file import find_cluster
-from hardware.io.errors import ConfigError
 from tuner.planners.sharding.pins import Pin, resolve_pins
 from tuner.planners.sharding.recursive import ORDERS, recursive_plan, refine_mesh
 
@@ -79,33 +76,3 @@ def test_what_follows_is_coupled_by_a_dim():
     assert "sequence" in able["layers.0.dense_mlp.norm"] & able["layers.1.attention.residual"]
     assert "queries" not in able["layers.0.attention.core"]
     assert "sequence" not in able["layers.0.attention.qkv"] | able["layers.0.dense_mlp.down"]
-
-
-def test_nothing_missing_is_the_graph_itself():
-    """With no names left out, every operator is the one it was."""
-    graph = graph_of("llama3-8b")
-
-    assert restricted(graph, ()).ops == graph.ops
-
-
-def test_shapes_and_places_stay():
-    """Only kinds of factors change."""
-    graph = graph_of("mixtral-8x7b")
-    less = restricted(graph, EXPERTS)
-
-    for before, after in zip(graph.ops, less.ops, strict=True):
-        assert replace(after, rule=before.rule) == before
-        assert (after.rule.operands, after.rule.results) == (before.rule.operands, before.rule.results)
-        assert [factor.size for factor in after.rule.factors] == [factor.size for factor in before.rule.factors]
-
-
-def test_a_pin_on_nothing_is_a_mistake():
-    """A pin that matches no operator is told with the nearest names."""
-    with pytest.raises(ConfigError, match=r"matches no operator.*moe_mlp"):
-        restricted(graph_of("mixtral-8x7b"), EXPERTS, (Pin(op="*.moe_mlp.upp", dim="experts", ways=8),))
-
-
-def test_a_planner_cannot_hold_a_pin_that_its_vocabulary_lacks():
-    """Without putting the factor back, the pin is refused."""
-    with pytest.raises(ConfigError, match="can't be cut"):
-        planned(restricted(graph_of("mixtral-8x7b"), EXPERTS), pins=BMMS)

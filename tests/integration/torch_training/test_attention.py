@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -110,7 +110,6 @@ def test_kernels_for_gpus_are_called_as_torch_declares_them(dtype, s_q, s_k):
 
 
 @given(cp=st.integers(1, 6), up=st.integers(1, 6), chunk=st.integers(1, 5))
-@settings(deadline=None)
 def test_ranks_share_out_the_sequence(cp, up, chunk):
     """Every position is held by exactly one rank, and all ranks hold equally many."""
     length = 2 * cp * up * chunk
@@ -122,7 +121,6 @@ def test_ranks_share_out_the_sequence(cp, up, chunk):
 
 
 @given(cp=st.integers(2, 6), up=st.integers(1, 4), chunk=st.integers(1, 5))
-@settings(deadline=None)
 def test_places_of_the_ring_share_out_the_work(cp, up, chunk):
     """Every place of the ring has equally many pairs of a query and a key that the causal mask lets it see."""
     length = 2 * cp * up * chunk

@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodels.operators.layer_operators import OpKind
@@ -337,7 +337,6 @@ clusters = st.sampled_from(
 
 
 @given(steps(), clusters)
-@settings(max_examples=100, deadline=None)
 def test_a_step_lies_between_the_busiest_rank_and_one_thing_at_a_time(recordings, cluster):
     """No step is shorter than the busiest rank, or longer than all that is computed and sent, one after the other."""
     alone_s = []
@@ -361,7 +360,6 @@ def test_a_step_lies_between_the_busiest_rank_and_one_thing_at_a_time(recordings
 
 
 @given(steps(), st.sampled_from([0.25, 3.0]))
-@settings(max_examples=100, deadline=None)
 def test_faster_devices_scale_a_step_without_links(recordings, factor):
     """Where calls take no time, scaling all compute scales the step."""
     scaled = [

@@ -94,7 +94,6 @@ def ask(cluster, pairs) -> GroupLinks:
 
 
 @given(st.one_of(clusters, slowed_clusters()))
-@settings(max_examples=80, deadline=None)
 def test_group_links_agree_with_brute_force(cluster):
     """For every stride and size, on any hosts, networks and slow pairs, the fields are those of plain loops."""
     pairs = divisor_pairs(cluster.num_devices)
@@ -116,7 +115,7 @@ def test_a_slow_pair_joins_two_of_the_hosts():
 
 
 @given(clusters)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_cluster_hashes_pickles_and_counts(cluster):
     """A cluster is a value: equal after pickling, hashable, its arrays as long as its devices are many."""
     copy = pickle.loads(pickle.dumps(cluster))  # noqa: S301 our own bytes
@@ -126,21 +125,6 @@ def test_a_cluster_hashes_pickles_and_counts(cluster):
     assert len(cluster.rank_host()) == len(cluster.rank_device_index()) == cluster.num_devices
     assert cluster.rank_host().max() == cluster.num_hosts - 1
     assert cluster.memory_bytes == min(device.memory_bytes for device in cluster.devices)
-
-
-@pytest.mark.parametrize(
-    ("hosts", "stride", "size", "sizes"),
-    [
-        (4, 1, 16, [16, 2, 8, 8]),
-        (3, 1, 6, [6, 2, 2, 6]),
-        (768, 6, 8, [8, 6, 1, 2]),
-        (768, 48, 128, [128, 128, 1, 1]),
-        (2, 1, 1, [1, 1, 1, 1]),
-    ],
-)
-def test_groups_on_hosts_of_eight(hosts, stride, size, sizes):
-    """Members, hosts, and fewest and most members per host by hand, also of degrees that are no powers of two."""
-    assert sizes_of(ask(find_cluster("dgx-h100", hosts), [(stride, size)]), 0) == sizes
 
 
 def test_unlike_hosts_and_their_link():

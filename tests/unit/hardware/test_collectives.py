@@ -41,7 +41,6 @@ def groups(draw):
 
 
 @given(group=groups(), message_bytes=st.floats(0, 1e11), more=st.floats(0, 1e11))
-@settings(deadline=None)
 def test_more_bytes_take_no_less_time(group, message_bytes, more):
     """Time is finite, never negative, and never falls when the message grows."""
     for collective in COLLECTIVES:
@@ -60,7 +59,6 @@ def test_a_group_of_one_takes_no_time():
 
 
 @given(group=groups(), message_bytes=st.one_of(st.just(1e14), st.floats(0, 1e12)))
-@settings(deadline=None)
 def test_an_all_reduce_costs_one_to_two_halves(group, message_bytes):
     """An all-reduce costs its two halves or less, for trees, two hosts and switches help; a long one costs one half."""
     half_s, whole_s = all_gather_s(message_bytes, group), all_reduce_s(message_bytes, group)
@@ -97,7 +95,7 @@ def test_crossing_hosts_is_never_faster(name, size):
     shape=st.sampled_from([(1, 2), (1, 3), (1, 6), (2, 3), (1, 12), (6, 2), (3, 4), (2, 6)]),
     message_bytes=st.floats(0, 1e10),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_better_links_are_never_slower(kinds, bandwidths, times, shape, message_bytes):
     """More bandwidth, or less latency, of either link never costs time, on any kinds of links."""
 

@@ -45,20 +45,11 @@ def each_host(cluster):
     ]
 
 
-def shares_of(changed, nominal):
-    """For every link of equal hosts, in order, its bandwidth over the nominal one: inside hosts, then NICs."""
-    pairs = zip(each_host(changed), each_host(nominal), strict=True)
-    return [
-        [now.bandwidth_bytes_per_s / then.bandwidth_bytes_per_s for now, then in zip(a, b, strict=True)]
-        for a, b in ((here[2] + here[3], there[2] + there[3]) for here, there in pairs)
-    ]
-
-
 # The cluster at a time
 
 
 @given(changing_clusters())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_events_change_the_cluster_and_can_be_undone(changing):
     """Before the first event the cluster is as described, from the time of each on changed; once all is undone, it is
     the described one again, bit by bit.
@@ -75,7 +66,7 @@ def test_events_change_the_cluster_and_can_be_undone(changing):
 
 
 @given(changing_clusters(), st.sampled_from([0.2, 0.6]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_latest_share_of_a_link_replaces_earlier_ones(changing, share):
     """Shares of one link are of its nominal bandwidth: what was said before of the same link is forgotten."""
     cluster, trace = changing
@@ -88,7 +79,7 @@ def test_the_latest_share_of_a_link_replaces_earlier_ones(changing, share):
 
 
 @given(changing_clusters())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_hosts_keep_their_order_and_their_links(changing):
     """After any events the hosts that are there stand in the old order, each with what it has where none is lost."""
     cluster, trace = changing
@@ -104,20 +95,6 @@ def test_hosts_keep_their_order_and_their_links(changing):
         for pair in whole.slow_pairs
         if {pair.first_host, pair.second_host} <= numbers.keys()
     )
-
-
-def test_shares_of_names_that_overlap_are_multiplied():
-    """With inter at a half, the kind at a half and host 1 at a half leave the NICs of host 1 an eighth."""
-    cluster = find_cluster("dgx-h100", 3)
-    nic, inside = cluster.groups[0].nic_links[0].kind, cluster.groups[0].intra_links[0].kind
-    named = (INTER, nic.upper(), (1,), inside)
-
-    halves = (links_have(time_s, link, 0.5) for time_s, link in enumerate(named))
-    changed = after(cluster, *halves, links_have(5, INTRA, 0.8))
-
-    assert shares_of(changed, cluster) == pytest.approx(np.array([[0.4, 0.25], [0.4, 0.125], [0.4, 0.25]]))
-    assert [group.hosts for group in changed.groups] == [1, 1, 1]
-    assert {group.name for group in changed.groups} == {"dgx-h100"}
 
 
 def test_unlike_hosts_split_their_group_and_no_further():
@@ -138,20 +115,6 @@ def two_kinds(hosts):
     """Hosts of two kinds, and a slow link between the kinds."""
     groups = [{"name": name, "hosts": hosts} for name in ("dgx-h100", "dgx-a100")]
     return cluster_from_mapping({"groups": groups, "inter_group_links": [ETHERNET]}, Path())
-
-
-def test_a_split_group_is_still_one_network():
-    """A slow NIC does not put the link between groups between the hosts of one group."""
-    cluster = two_kinds(2)
-
-    changed = after(cluster, links_have(1, (1,), 0.5))
-    found = changed.group_links(np.array([8, 16]), np.array([2, 2]))
-
-    assert changed.networks == (0, 0, 1)
-    slower_nic = combine_links(changed.groups[1].nic_links).cost().long_s_per_byte
-    between = cluster.inter_group_links[0].cost().long_s_per_byte
-    assert found.kinds.inter.long_s_per_byte[found.row].tolist() == [slower_nic, between]
-    assert after(cluster, links_have(1, (1,), 0.5), lost(2, 0)).networks == ()
 
 
 def test_links_between_groups_belong_to_inter():
@@ -176,7 +139,6 @@ def test_another_link_works_where_the_widest_has_become_narrow():
 
 
 @given(st.sampled_from([INTRA, INTER, "infiniband", (1,), (0, 2)]), st.floats(1e-6, 1))
-@settings(max_examples=50)
 def test_less_bandwidth_is_never_faster(link, share):
     """On hosts with one link each, a share makes no cost per byte smaller, and no other cost different."""
     cluster = find_cluster("dgx-h100", 4)
@@ -195,7 +157,7 @@ def test_less_bandwidth_is_never_faster(link, share):
 
 
 @given(changing_clusters(), st.floats(0.5, 12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_intervals_tile_the_time(changing, until_s):
     """Intervals follow each other from 0 to the end, neighbours differ, and each holds the cluster of all its times."""
     cluster, trace = changing

@@ -42,14 +42,6 @@ def test_what_lies_in_the_copy_is_refused(path, is_kept):
     assert check(path) == is_kept
 
 
-@pytest.mark.parametrize("path", ["report.html", COPY / "report.html"])
-def test_outside_of_jobs_every_path_will_do(monkeypatch, path):
-    """What is no job keeps its working directory."""
-    monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR", raising=False)
-
-    assert check(path)
-
-
 @pytest.mark.usefixtures("in_a_job")
 def test_logs_outlive_the_job(tmp_path):
     """A command's logs are refused where they would be lost."""

@@ -61,9 +61,3 @@ def test_a_run_without_an_assignment_is_the_worst(tmp_path):
 def assignment_arguments(file):
     """Return the parsed arguments of a short run."""
     return argparse.Namespace(files=[file], time_limit=2, cpu=True, seeds=1)
-
-
-def test_no_file_is_a_mistake_of_the_user(capsys):
-    """Without a file the benchmark ends with a sentence that says where some are."""
-    assert assignment.main([]) == 2
-    assert "google/iopddl" in capsys.readouterr().err

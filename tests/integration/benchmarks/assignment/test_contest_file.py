@@ -95,30 +95,6 @@ def test_each_mistake_is_told_by_key_value_and_rule(tmp_path, path, value, messa
     assert str(caught.value).startswith(f"{file}: {message}")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "rule"),
-    [
-        ("cut.json.gz", gzip.compress(b"{}" * 1000, mtime=0)[:-9], "is damaged: it cannot be decompressed"),
-        ("words.json", b"strategies", "is not JSON"),
-        ("latin.json", b'{"problem": "\xe9"}', "is not UTF-8 text"),
-        ("deep.json", b"[" * 100_000, "is nested too deep"),
-    ],
-)
-def test_what_is_no_json_is_told(tmp_path, name, content, rule):
-    """A file that holds no JSON ends in one error that names it."""
-    (tmp_path / name).write_bytes(content)
-
-    with pytest.raises(ConfigError, match=rule) as caught:
-        read_problem(tmp_path / name)
-    assert str(caught.value).startswith(str(tmp_path / name))
-
-
-def test_a_missing_file_names_the_nearest(example, capsys):
-    """A file that is not there is told with one that is, and ends the command with status 2."""
-    assert main([str(example.with_name("exampel.json"))]) == 2
-    assert "exampel.json: no such file; did you mean 'example.json'" in capsys.readouterr().err
-
-
 def test_the_command_prints_what_it_found(example, tmp_path, capsys):
     """The command's JSON holds the optimum, a bound not above it, the time, and that it is feasible."""
     assert main([str(example), "--time-limit", "3", "--json", "--out", str(tmp_path / "plan.json")]) == 0

@@ -5,13 +5,7 @@ import pytest
 
 from benchmarks.assignment import synthetic
 from benchmarks.assignment.contest_file import read_problem
-from benchmarks.assignment.contraction import contract
-from benchmarks.assignment.multipliers import Ascent
-from benchmarks.assignment.solve import solve
 from benchmarks.assignment.synthetic import synthetic_problem
-from benchmarks.assignment.timeline import timeline_of
-from benchmarks.assignment.work import Meter
-from tuner.planners.engine.outcome import Limits
 
 SMALL = (2, 17)
 """Seeds of problems with some hundred nodes."""
@@ -39,31 +33,3 @@ def test_the_limit_is_tight(seed):
 
     assert problem.is_feasible(leanest)
     assert lean_usage <= problem.limit < lean_usage * (large_usage / lean_usage) ** 0.1
-
-
-@pytest.mark.parametrize("seed", SMALL)
-def test_large_steps_soon_lead_to_a_feasible_assignment(seed):
-    """Twenty sweeps with large steps of the prices are enough for an assignment that fits."""
-    problem = synthetic_problem(seed)
-    meter = Meter(Limits(nodes=20), 0.0, lambda: False, lambda: 0.0)
-    core = contract(problem)
-    ascent = Ascent(core, timeline_of(problem), problem.limit)
-    ascent.dive(meter.phase(np.inf))
-
-    assert problem.is_feasible(core.lift(ascent.states))
-
-
-def test_a_limit_only_cuts_the_way_off():
-    """The assignments on the way to 150 sweeps and moves are also the first ones of a run with 300."""
-    problem = synthetic_problem(SMALL[0])
-    short, long = (
-        [
-            (each.nodes, each.cost)
-            for each in solve(problem, limits=Limits(nodes=nodes), rng=np.random.default_rng(1)).trace
-        ]
-        for nodes in (150, 300)
-    )
-
-    # The last entry tells where the search ended.
-    assert short[:-1] == long[: len(short) - 1]
-    assert len(short) > 3

@@ -44,17 +44,6 @@ def judge(runs, predictions, *, step=0.1, memory=0.1):
     return fidelity_figures.judge(runs, predictions, errors)
 
 
-def test_a_perfect_prediction_scores_perfectly():
-    """Without any error the errors and the regret are zero, tau is one, and the best has rank one."""
-    (figures,), overall = judge(group(), said(MEASURED_S))
-
-    assert (figures["n"], figures["num_configs"], figures["tau"]) == (5, 5, pytest.approx(1.0))
-    assert (figures["rank_of_best"], figures["regret"], figures["median_ape"]) == (1, 0.0, 0.0)
-    assert (overall["n"], overall["num_groups"], overall["median_tau"]) == (5, 1, pytest.approx(1.0))
-    assert overall["ok_called_feasible"] == 1.0
-    assert overall["failed_called_infeasible"] is None
-
-
 def test_errors_and_regret_by_hand():
     """Median, mean and 90th percentile of |predicted / measured - 1|.
 

@@ -1,5 +1,4 @@
 import csv
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,19 +90,6 @@ def test_incomplete_rows_are_skipped_and_counted(write):
     assert (len(group.runs), group.skipped) == (1, 5)
 
 
-def test_rows_without_recomputation_are_read_apart(write):
-    """A row that is whole but for its recomputation is skipped by readers of runs, and read under any mode if asked."""
-    folder = write({}, {"recompute": "", "mbs": "2"}, {"recompute": "", "layers": ""}, {"recompute": "maxtext:custom"})
-    plain, skipped = read_measured_and_skipped(["runs.csv"], folder)
-    runs, (unstated,), others = read_measured_and_unstated(["runs.csv"], folder)
-
-    assert plain == runs
-    assert skipped == {"recomputation not stated": 1, **others}
-    assert others == {"incomplete architecture": 1, "recomputation of a kind that the cost model does not know": 1}
-    assert unstated.under("full").config == replace(unstated.run.config, recompute="full")
-    assert (unstated.run.config.mbs, unstated.run.place) == (2, "runs.csv:3")
-
-
 def test_a_file_may_hold_only_rows_without_recomputation(write):
     """Such a file has no runs for readers of runs, which refuse it, but it has some for those who ask for them."""
     folder = write({"recompute": ""})
@@ -111,14 +97,6 @@ def test_a_file_may_hold_only_rows_without_recomputation(write):
     assert len(read_measured_and_unstated(["runs.csv"], folder)[1]) == 1
     with pytest.raises(ConfigError, match="matches 1 rows, none of which has a complete"):
         read(folder)
-
-
-def test_where_compares_numbers_as_numbers(write):
-    """8, "8.0" and 8.0 are one number, and text is compared as it stands."""
-    folder = write({}, {"gbs": "16"}, {"device": "A100-SXM-80"})
-
-    assert len(read(folder, gbs=8)) == len(read(folder, gbs="8.0")) == 2
-    assert len(read(folder, gbs=8, device="H100-SXM-80")) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodels.job.hugging_face import READERS, model_from_hugging_face
@@ -149,14 +149,6 @@ def test_phi_3_mini_has_its_published_parameters():
     assert read(config).num_parameters == 3_821_079_552
 
 
-def test_biases_are_counted_where_the_configuration_asks_for_them():
-    """attention_bias adds a bias to four projections, mlp_bias to three."""
-    biased = read({**LLAMA, "attention_bias": True, "mlp_bias": True})
-
-    per_layer = (4096 + 2 * 1024 + 4096) + (2 * 14336 + 4096)
-    assert biased.num_parameters - read(LLAMA).num_parameters == 32 * per_layer
-
-
 def test_mlp_only_layers_must_come_first():
     """Dense layers at the front of a Qwen MoE are read; anywhere else they are refused."""
     moe = ALL["qwen3-30b-a3b"]
@@ -235,7 +227,6 @@ JUNK = st.one_of(
 
 
 @given(data=st.data())
-@settings(max_examples=60)
 def test_any_damage_to_a_configuration_ends_in_a_model_or_a_config_error(data):
     """Deleting keys of a published configuration, or filling them with junk, never raises anything else."""
     config = dict(ALL[data.draw(st.sampled_from(sorted(ALL)))])

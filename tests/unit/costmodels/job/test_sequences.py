@@ -96,7 +96,7 @@ def test_bins_keep_what_attention_costs():
     assert found.attended_length == pytest.approx((lengths**2.0).sum() / lengths.sum(), rel=1e-3)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(histograms(), st.sampled_from([1, 3, 20]))
 def test_rows_hold_whole_sequences_and_no_more_than_fit(sequences, longest_per_row):
     """Every sequence is in one row, no row overflows, and the sums of a row are those of its sequences."""

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from costmodels.job.model_catalog import find_model, model_names
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ParallelConfig
@@ -174,7 +174,6 @@ def test_a_ring_merges_its_partial_results():
     assert backward.moved_bytes.tolist() == [0, 6 * positions * (512 + 256)]
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases(max_configs=30))
 def test_operators_stand_for_all_of_their_shape(case):
     """Unique shapes, no row twice, give back every configuration's; every operator is finite and does some work.

@@ -32,7 +32,7 @@ def ranks_by_hand(sizes, axes):
 
 
 @given(mesh=meshes(), kind=st.sampled_from(list(TIMES)), data=st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_collectives_take_what_they_take_on_their_ranks(mesh, kind, data):
     """A collective along any axes, in any order, takes what hardware/collectives.py says of these very ranks.
 

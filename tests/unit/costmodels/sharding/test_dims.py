@@ -1,13 +1,8 @@
 """Rules: which factors there are, where they lie, and which of them an axis can cut."""
 
-import itertools
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from costmodels.sharding.dims import Factor, FactorKind, Rule, rule_of
-from tests.support.graphs.random_graphs import SHAPES, rules
 
 SIZES = {"batch": 8, "in": 16, "out": 32, "heads": 4, "head_dim": 6, "one": 1}
 
@@ -72,21 +67,3 @@ def test_mistakes_of_ours_are_told():
         rule_of("batch in", SIZES)
     with pytest.raises(AssertionError, match="has no factor 'out'"):
         rule_of("batch -> batch", SIZES, blocked=("out",))
-
-
-@given(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3).flatmap(rules))
-@settings(max_examples=80, deadline=None)
-def test_cuttable_factors_lead_every_dim(rule):
-    """A cuttable factor is a map or a reduction, and none with iterations stands before it in any dim.
-
-    A factor cuts the dim that carries it, and none where no dim does.
-    """
-    for factor in rule.cuttable:
-        assert rule.factors[factor].size > 1
-        assert rule.factors[factor].kind in (FactorKind.MAP, FactorKind.REDUCTION)
-        for dim in itertools.chain(*rule.operands, *rule.results):
-            before = dim[: dim.index(factor)] if factor in dim else ()
-            assert all(rule.factors[other].size == 1 for other in before)
-    for place, of_factor in zip((*rule.operands, *rule.results), (*rule.operand_dims, *rule.result_dims), strict=True):
-        for factor, dim in enumerate(of_factor):
-            assert [number for number, parts in enumerate(place) if factor in parts] == ([] if dim is None else [dim])

@@ -1,6 +1,6 @@
 """What goes through memory where a compiler fuses: chains, products, sums, views and places, counted by hand."""
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.fusion import traffic_of
@@ -145,7 +145,6 @@ def test_loops_end_kernels():
 
 
 @given(graphs())
-@settings(max_examples=60)
 def test_fusion_never_moves_more(graph):
     """No operator reads more than its operands or writes more than its results, and what leaves a step is written."""
     for op, one in zip(graph.ops, traffic_of(graph), strict=True):

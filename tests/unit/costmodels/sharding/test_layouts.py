@@ -115,7 +115,7 @@ def changes(draw):
 
 
 @given(change=changes(), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_moves_deliver_what_is_wanted(change, seed):
     """On simulated devices the collectives send the bytes they say, and each device ends with its part of the sums.
 

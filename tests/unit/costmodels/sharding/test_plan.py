@@ -118,7 +118,7 @@ def copies_by_hand(plan, tensor):
 
 
 @given(plan=plans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_step_is_compute_and_communication_and_its_peak_is_counted(plan):
     """The time is the sum of both, none of them negative; the peak is the most that any operator finds alive."""
     cost = cost_of(plan)
@@ -233,7 +233,7 @@ def test_the_first_axes_scatter_their_sums():
 
 
 @given(plan=plans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_tensor_lies_in_equal_parts(plan):
     """Whatever a plan serves, no tensor lies, and no copy does, in parts that its dims don't divide into."""
     for tensor, array in enumerate(plan.graph.tensors):
@@ -289,7 +289,6 @@ def test_violations_are_told():
 
 
 @given(graph=graphs(), mesh=meshes())
-@settings(max_examples=50, deadline=None)
 def test_who_serves_nothing_sends_nothing(graph, mesh):
     """With every operator whole on every device nothing is sent, and all take the time of one device."""
     plan = plan_of(graph, mesh, [[NONE] * len(mesh.sizes) for _ in graph.ops])
@@ -299,7 +298,6 @@ def test_who_serves_nothing_sends_nothing(graph, mesh):
 
 
 @given(plan=plans())
-@settings(max_examples=80, deadline=None)
 def test_parts_of_axes_cost_what_axes_cost(plan):
     """Serving a factor with an axis costs what serving it with all of the axis's prime parts costs."""
     mesh, levels = refine_mesh(plan.mesh)

@@ -52,7 +52,7 @@ def test_a_short_step_is_simulated_whole():
     micro_batches=st.integers(4, 64),
     layers=st.lists(st.integers(1, 9), min_size=8, max_size=8),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_up_to_eight_rounds_without_chunks_take_the_time_of_the_whole_step(pp, tp, micro_batches, layers):
     """To a billionth, whether the pipeline repeats itself or not, and whether rounds are whole or not."""
     assume(micro_batches <= 8 * pp)

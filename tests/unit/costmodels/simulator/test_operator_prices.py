@@ -12,7 +12,7 @@ from tests.support.settings.random_settings import cases, grid_of
 
 @pytest.mark.slow
 @given(cases())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_prices_are_those_of_each_configuration_alone(case):
     """Whatever is priced with it: operators, their times on each device, what runs again, and what is launched."""
     configs = [case.grid.config(at) for at in range(len(case.grid))]

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.operators.kernels import collective_s, kernel_s
@@ -33,7 +33,6 @@ def programs_of(case):
 
 
 @given(cases(max_configs=1))
-@settings(max_examples=50, deadline=None)
 def test_a_program_has_the_closed_forms_kernels(case):
     """The kernels of each piece take as long, and are launched as often, as the closed form says of its blocks.
 
@@ -61,7 +60,6 @@ def test_a_program_has_the_closed_forms_kernels(case):
 
 
 @given(cases(max_configs=1))
-@settings(max_examples=50, deadline=None)
 def test_a_program_has_the_closed_forms_collectives(case):
     """Each collective runs as often as `layer_uses` counts it; hidden exchanges add only what their messages wait."""
     grid, groups, programs = programs_of(case)

@@ -43,7 +43,7 @@ def closed_form(job, cluster, config, runtime=MEGATRON):
     mbs=st.sampled_from([1, 2]),
     recompute=st.sampled_from(["none", "selective", "full"]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_equal_stages_without_contention_agree_with_the_closed_form(runtime, pp, vpp, rounds, mbs, recompute):
     """Within 2%: stages of equal layers on hosts of their own, next to no vocabulary, one replica.
 
@@ -63,7 +63,7 @@ def test_equal_stages_without_contention_agree_with_the_closed_form(runtime, pp,
 
 
 @given(cases(max_configs=1), st.sampled_from(["1f1b", "gpipe", "zero-bubble"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_configuration_can_be_simulated(case, schedule):
     """Parts are never negative and add up, and no stage's own passes are longer than the step."""
     config = case.grid.config(0)
@@ -265,7 +265,7 @@ def test_a_transfer_takes_the_link_that_another_one_excludes():
     schedule=st.sampled_from(["1f1b", "gpipe", "zero-bubble"]),
     layers=st.lists(st.integers(1, 9), min_size=8, max_size=8),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_passes_run_when_what_they_wait_for_is_there(pp, vpp, rounds, schedule, layers):
     """On hosts of their own, unlike stages run their passes at the times that a plain walk through the order gives.
 

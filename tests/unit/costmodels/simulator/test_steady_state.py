@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodels.job.parallel_config import ParallelConfig
@@ -44,7 +44,6 @@ def repetition(step, micro_batches):
     more=st.integers(1, 4),
     layers=st.lists(st.integers(1, 9), min_size=24, max_size=24),
 )
-@settings(max_examples=60, deadline=None)
 def test_a_longer_step_takes_whole_repetitions_longer(cluster, pp, tp, vpp, rounds, more, layers):
     """To a billionth, for unlike stages on unlike hosts and shared adapters, if the step repeats itself at all."""
     step = priced(CLUSTERS[cluster], pp, tp, vpp, tuple(layers[: pp * vpp]))

@@ -52,7 +52,7 @@ def breakdown(config, *changes, runtime=MEGATRON, cluster=CLUSTER, job=JOB):
 
 
 @given(cases(), st.sampled_from(["none", "full", "selective"]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_change_of_nothing_changes_no_bit(case, recompute):
     """Ratios of 1 and nothing added leave every estimate as it was."""
     grid = grid_of(*(replace(case.grid.config(row), recompute=recompute) for row in range(len(case.grid))))
@@ -158,7 +158,7 @@ def test_hidden_traffic_that_is_saved_gains_what_of_it_was_exposed():
 
 
 @given(cases(), st.integers(0, 2**32 - 1))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_changed_steps_stay_positive(case, seed):
     """Whatever a change says, no part of any step is negative, and the parts are the step."""
     changes = {}
@@ -181,7 +181,7 @@ def simulated(job, cluster, runtime, config):
 
 
 @given(cases(max_configs=1))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_a_change_of_nothing_leaves_the_simulated_step(case):
     """Neither the step nor any part of it is another one."""
     config = case.grid.config(0)
@@ -202,7 +202,7 @@ def test_a_change_of_nothing_leaves_the_simulated_step(case):
     recompute=st.sampled_from(["none", "selective", "full"]),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_the_simulator_agrees_about_a_change(runtime, pp, rounds, recompute, seed):
     """Within 2%, as it does without one (test_simulated_step.py), where no tensor traffic runs beside products.
 

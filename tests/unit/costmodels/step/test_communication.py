@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
@@ -34,7 +34,6 @@ def communication(job, cluster, *configs, runtime=MEGATRON, **compute_s):
     return block_communication(job, runtime, grid, place(cluster, grid), compute_of(len(grid), **compute_s))
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_a_degree_of_one_exposes_nothing(case):
     """Exposed times are finite and never negative; a dimension of degree 1 has none and issues no collective."""
@@ -186,7 +185,6 @@ def test_experts_dispatch_and_combine_in_both_passes():
     assert found.collectives[Block.MOE_MLP][0] == 4
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_an_expert_is_reduced_over_all_ranks_that_hold_it(case):
     """All ranks of a stage hold a share of each layer's experts, also with cp, up and an expert_tp of their own.

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
@@ -33,7 +33,6 @@ def counted(job, cluster, config, runtime=MEGATRON):
     }
 
 
-@settings(max_examples=80, deadline=None)
 @given(cases())
 def test_collectives_sum_to_their_parts_of_the_step(case):
     """On one stage and without overlap, the collectives' executions together take the step's tp, cp, up, ep and dp.

@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costmodels.job.model_catalog import find_model, model_names
@@ -42,7 +42,6 @@ def test_stages_stand_on_the_devices_of_their_ranks(cluster, pp):
     assert [np.flatnonzero(row).tolist() for row in found] == [np.unique(row).tolist() for row in ranks]
 
 
-@settings(max_examples=50, deadline=None)
 @given(cases())
 def test_every_configuration_is_in_one_pipeline(case):
     """Layouts share the grid out, and each configuration's row of weights has its pp, tp and replicas."""

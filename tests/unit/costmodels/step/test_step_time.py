@@ -30,7 +30,6 @@ def estimate(job, cluster, *configs, runtime=MEGATRON):
 # Claims about every estimate
 
 
-@settings(max_examples=100, deadline=None)
 @given(cases())
 def test_parts_sum_to_the_step(case):
     """Every part is finite and not negative, all of them sum to the step, and compute is never free.
@@ -56,7 +55,7 @@ def test_parts_sum_to_the_step(case):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cases())
 def test_a_grid_is_estimated_as_each_of_its_rows(case):
     """Candidates do not influence each other: one call for all equals one call each."""
@@ -71,7 +70,7 @@ def test_a_grid_is_estimated_as_each_of_its_rows(case):
             assert alone.breakdown_s[part][0] == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cases())
 def test_every_kernel_and_collective_may_be_corrected(case):
     """Where all that goes through `collective_time` takes no time, no communication is left.

@@ -113,7 +113,7 @@ def test_errors_are_put_together_as_the_cost_model_does(name):
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(cases())
 def test_elasticities_sum_to_one(case):
     """A step whose terms and whose own times are all 1% longer is 1% longer: the elasticities of both sum to 1.

@@ -14,7 +14,6 @@ def normal(weights):
 
 
 @given(weights=WEIGHTS, num_draws=st.integers(1, 300), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=100, deadline=None)
 def test_every_draw_is_allotted_once(weights, num_draws, seed):
     """The shares sum to M, and each is its expectation rounded down or up."""
     probabilities = normal(weights)
@@ -26,7 +25,7 @@ def test_every_draw_is_allotted_once(weights, num_draws, seed):
 
 
 @given(weights=WEIGHTS, num_draws=st.integers(1, 20))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_shares_are_right_in_expectation(weights, num_draws):
     """Over 2,000 seeds every hypothesis gets its probability times M, within five standard errors."""
     probabilities = normal(weights)

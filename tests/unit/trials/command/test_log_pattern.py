@@ -72,13 +72,6 @@ def test_a_frameworks_line_is_read(which):
     assert reading.step_time_s == (expected.step_time_s and pytest.approx(expected.step_time_s))
 
 
-@pytest.mark.parametrize("which", LOG_PATTERNS)
-def test_other_lines_say_nothing(which):
-    """Lines without a step time or memory are no readings."""
-    for line in ("", "> building GPT model ...", "validation loss at iteration 10 | lm loss value: 7.1E+00", "step: 3"):
-        assert find_pattern(which).reading(line, STEP) is None
-
-
 @pytest.mark.parametrize(
     ("group", "number", "step_time_s"),
     [

@@ -213,18 +213,6 @@ def test_flags_of_a_trainer_fill_in_deepspeeds_file(imported, tmp_path):
     assert any("Llama-2-7b-hf" in note for note in found.notes)
 
 
-def test_deepspeed_chat_states_everything_by_flags(imported):
-    """Without a configuration file the stage, the precision and offloading are those of the flags."""
-    found = imported(f"deepspeed --num_gpus 8 main.py {TRAINER} --zero_stage 2 --offload --deepspeed\n")
-
-    assert {name: found.job[name] for name in ("precision", "zero_stage", "offload", "recompute")} == {
-        "precision": "fp16",
-        "zero_stage": 2,
-        "offload": "optimizer",
-        "recompute": "none",
-    }
-
-
 @pytest.mark.parametrize(
     ("flags", "why"), [("--lora_dim 128", "adapters"), ("--actor_zero_stage 3 --critic_zero_stage 3", "preferences")]
 )

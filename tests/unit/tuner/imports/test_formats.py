@@ -283,15 +283,6 @@ def test_torchtitan_flags():
     assert imported.job["global_batch_size"] == 64
 
 
-def test_a_script_of_torchtitan():
-    """Dashes in names, switches, the subcommand that says what is recomputed, and the launcher's hosts are read."""
-    imported = read("torchtitan", TORCHTITAN_SCRIPT)
-
-    assert whole(imported) == {"tp": 4, "mbs": 2}
-    assert (imported.hosts, imported.devices_per_host) == (2, 8)
-    assert (imported.job["recompute"], imported.job["sequence_parallel"]) == ("full", False)
-
-
 def test_the_command_of_torchtitan_is_that_of_a_trial():
     """`{flags}` stands last in place of what a configuration decides; checkpoints and reports are left out."""
     command = read("torchtitan", TORCHTITAN_SCRIPT).command

@@ -141,15 +141,6 @@ def test_names_of_the_first_version():
     assert (imported.degrees["pp"], imported.micro_batches) == (2, 16)
 
 
-def test_virtual_stages_count_no_op_layers():
-    """The layers of a virtual stage are divided out of --num-layers, which includes the no-op layers."""
-    imported = read(
-        "--num-layers 96 --noop-layers 94,95 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 8"
-    )
-
-    assert (imported.degrees["vpp"], imported.model["num_layers"]) == (3, 94)
-
-
 @pytest.mark.parametrize(
     "flags", ["--use-torch-fsdp2", "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads"]
 )

@@ -75,7 +75,6 @@ def read_back(target, setting, config):
     return ParallelConfig(**({"sequence_parallel": config.sequence_parallel} | further | present.current))
 
 
-@settings(deadline=None)  # its time is that of the machine
 @given(configurations())
 def test_an_import_of_megatrons_flags_is_the_configuration(drawn):
     """Every dimension of every valid configuration comes back from the flags; where the layers that were dealt out by

@@ -82,15 +82,6 @@ def test_converters(value):
     assert read(text).job["precision"] == "fp8"
 
 
-def test_flags_of_the_main_branch():
-    """Numbers of tokens become sequences, and a pipeline's micro-batches are counted."""
-    imported = read(OF_MAIN)
-
-    assert whole(imported) == {"pp": 8, "mbs": 2}
-    assert imported.job["global_batch_size"] == 128
-    assert (imported.job["sequence_length"], imported.open) == (128, {})
-
-
 def test_batches_of_the_main_branch_without_a_step():
     """Without the tokens of a step it has one accumulation of the pipeline's micro-batches."""
     assert read(OF_MAIN.replace("--training.num-tokens-per-train-step=16384", "")).micro_batches == 8

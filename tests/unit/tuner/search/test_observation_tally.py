@@ -63,7 +63,7 @@ def same(one, other):
 
 
 @given(history=histories())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_what_is_kept_is_what_reading_everything_gives(history):
     """In whatever order trials end, their figures are those of all trials read at once, and so is a study resumed."""
     positions, order, ends, excused = history

@@ -21,7 +21,6 @@ from tuner.space.enumeration import SpaceOptions, broken_rules, build_space, lau
 from tuner.space.fewer_hosts import IDLE_HOSTS
 
 FEWER = SpaceOptions(opened=("assignment",), uneven=(IDLE_HOSTS,))
-LAYERS_TOO = replace(FEWER, uneven=("layers", "hosts", IDLE_HOSTS))
 EVEN = SpaceOptions(opened=("assignment",))
 
 
@@ -45,7 +44,6 @@ def hosts_of(cluster):
 
 
 @given(slowed_clusters(), st.data())
-@settings(max_examples=50, deadline=None)
 def test_a_part_of_a_cluster_has_the_listed_hosts_in_their_order(cluster, data):
     """Each listed host keeps its devices, links and network, and a slow pair stays where both of its hosts do."""
     hosts = data.draw(st.lists(st.sampled_from(range(cluster.num_hosts)), min_size=1, unique=True))
@@ -110,7 +108,7 @@ def small_mixed_settings(draw):
 
 @pytest.mark.slow
 @given(small_mixed_settings())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_search_finds_the_best_subset_of_a_few_hosts(setting):
     """With even work the fastest candidate is the fastest over all subsets of the hosts, and its price the same."""
     space = build_space(setting, FEWER, current=None)

@@ -292,7 +292,7 @@ def small_settings(draw, rule_set):
 
 
 @pytest.mark.parametrize("rule_set", FRAMEWORKS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_the_grid_is_what_the_framework_can_launch(rule_set, data):
     """For each framework the grid is exactly what plain loops over its own checks find, in the same order."""

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from costmodels.sharding.exports.axis_order import axis_orders
 from costmodels.sharding.exports.jax_specs import jax_specs
@@ -45,7 +45,6 @@ def deals(layout, sizes, shape):
 
 @pytest.mark.slow
 @given(plan=plans())
-@settings(max_examples=100, deadline=None)
 def test_slices_move_nothing_and_gathers_stay_in_their_group(plan):
     """Wherever no place is named, a device that slices has what it keeps, and a group that gathers has what it wants.
 

@@ -42,7 +42,6 @@ PARAMETERS = tuple(
     if op.primitive == "state" and LLAMA.tensors[op.results[0]].kind == "parameter"
 )
 SHARDED = tuple((pattern, ("hidden",)) for pattern in STATES)
-WHOLE_STATES = tuple((pattern, ()) for pattern in STATES)
 
 
 def by_one_axis(graph, *rules):

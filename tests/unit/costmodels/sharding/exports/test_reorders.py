@@ -40,7 +40,7 @@ def test_ways(before, after, layouts, permuted_bytes):
 
 @given(plan=plans())
 @example(plan=contested_plan())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_ways_arrive_by_cheap_moves(plan):
     """Every step permutes the axes of dims and nothing else, or finds those that stay in front in one order.
 

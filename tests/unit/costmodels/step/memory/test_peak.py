@@ -293,7 +293,6 @@ def test_a_tied_head_is_copied_to_the_last_stage():
 # The whole peak
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases())
 def test_parts_sum_to_the_peak(case):
     """Every part is finite and not negative, they sum to the peak, and a grid is the sum of its single rows."""
@@ -308,7 +307,7 @@ def test_parts_sum_to_the_peak(case):
         assert alone.capacity_bytes[0] == found.capacity_bytes[position]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cases())
 def test_more_sharding_never_needs_more(case):
     """Training states shrink from ZeRO stage to stage."""

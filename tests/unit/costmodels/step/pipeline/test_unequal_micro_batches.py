@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodels.job.parallel_config import ParallelConfig
@@ -60,7 +60,6 @@ def single(length, layout):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
 @given(cases(), st.sampled_from(["packed", "padded"]))
 def test_sequences_of_one_length_are_those_of_a_job_without_a_histogram(case, layout):
     """A histogram of a single length changes no bit of time, memory or MFU."""

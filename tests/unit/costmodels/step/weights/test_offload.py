@@ -73,7 +73,7 @@ def test_superchips_have_a_processor_of_their_own():
     assert host_rates(other, unlinked).copy_bytes_per_s == pytest.approx(0.77 * 32e9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cases())
 def test_only_optimizer_and_waits_change(case):
     """Offloading moves no other part of the memory, and of the step only the optimizer and the stragglers' share."""

@@ -3,7 +3,7 @@
 import shlex
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodels.job.model_spec import ModelSpec
@@ -80,7 +80,6 @@ def read(text):
     return import_log(text.splitlines(keepends=True), source="train.log")
 
 
-@settings(deadline=None)  # its time is that of the machine
 @given(launches())
 def test_a_log_means_what_its_script_means(flags):
     """The arguments that Megatron-LM prints lead to the model, the job and the configuration of the script's flags."""

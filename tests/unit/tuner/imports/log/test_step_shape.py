@@ -59,12 +59,3 @@ def test_shapes_are_told_with_their_numbers(factor, words):
 
     assert len(told) == (2 if words == "drift" else 1)
     assert words in told[-1]
-
-
-@pytest.mark.parametrize("times_s", [[2.0], [2.0, 3.0] * 5, [2.0] * 50])
-def test_few_or_equal_steps_have_no_shape(times_s):
-    """A handful of steps tells no shape, and neither do equal ones; their mean is told all the same."""
-    shape = shape_of(times_s)
-
-    assert shape.in_words == ()
-    assert shape.mean_s == pytest.approx(np.mean(times_s))

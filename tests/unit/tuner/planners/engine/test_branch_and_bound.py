@@ -46,7 +46,6 @@ def test_it_finds_the_optimum_or_says_that_there_is_none(problem):
         assert problem.complete(outcome.best.solution).cost == least
 
 
-@settings(max_examples=50)
 @given(problem=problems, nodes=st.integers(0, 40))
 def test_what_is_known_and_why_it_stopped_are_two_things(problem, nodes):
     """Stopped after some nodes, the outcome claims neither more nor less than it knows."""

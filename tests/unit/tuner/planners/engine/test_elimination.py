@@ -40,7 +40,6 @@ def test_it_finds_the_minimum_in_any_order(problem, seed):
 
 
 @given(problem=problems(), most_entries=st.integers(1, 30))
-@settings(max_examples=100)
 def test_what_is_fixed_keeps_tables_small(problem, most_entries):
     """With the fixed variables taken out, no variable's own table has more entries than allowed but its values."""
     sizes, terms = problem

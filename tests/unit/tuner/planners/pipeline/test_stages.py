@@ -36,7 +36,6 @@ pipelines = st.builds(
 )
 
 
-@settings(max_examples=100)
 @given(pipeline=pipelines, most_caps=st.integers(1, 4))
 def test_it_finds_what_trying_everything_finds(pipeline, most_caps):
     """On small pipelines the plan costs what the best of all plans costs, or both say that there is none; its stages
@@ -72,7 +71,6 @@ def test_it_finds_what_highs_finds(seed):
         assert ours.best.cost == pytest.approx(theirs.best.cost, rel=HIGHS_TOLERANCE)
 
 
-@settings(max_examples=60)
 @given(pipeline=pipelines, most_caps=st.integers(1, 3), seed=st.integers(0, 99))
 def test_no_bound_is_above_what_lies_below_it(pipeline, most_caps, seed):
     """On the way to any plan that fits, every node's bound is at most that plan's step time, and bounds never fall."""
@@ -89,7 +87,6 @@ def test_no_bound_is_above_what_lies_below_it(pipeline, most_caps, seed):
         assert bounds[-1] == pytest.approx(problem.complete(node).cost, rel=1e-12)
 
 
-@settings(max_examples=60)
 @given(pipeline=pipelines, data=st.data())
 def test_no_cheaper_recomputation_suffices(pipeline, data):
     """What a stage recomputes fits, and of all that fits it takes the least time."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodels.job.parallel_config import ParallelConfig
@@ -99,7 +99,6 @@ def best_by_trying(table, micro_batches, *, may_recompute):
 
 
 @given(tables(), st.booleans())
-@settings(max_examples=100)
 def test_a_cut_is_nearly_the_best_there_is(drawn, may_recompute):
     """Within 8% of trying everything, feasible whenever anything is, and within the memory."""
     table, micro_batches = drawn

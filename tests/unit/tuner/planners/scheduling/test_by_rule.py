@@ -50,7 +50,7 @@ def test_heft_gives_its_published_schedule():
     assert by_heft(of).cost == 80
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(15))
 def test_rules_give_schedules_that_the_search_is_no_worse_than(seed):
     """What a rule finds breaks no limit, and a search that begins with it costs no more even if stopped at once."""
     of = random_workload(np.random.default_rng(seed), num_ops=5, num_devices=3, num_splits=1, num_fusions=1)

@@ -42,7 +42,6 @@ def best_of(of):
     return branch_and_bound(SchedulingProblem(of)).best
 
 
-@settings(max_examples=80)
 @given(of=workloads)
 def test_it_finds_what_trying_everything_finds(of):
     """On small workloads, with splits and fusions, the schedule is valid and costs what the best of all costs, although

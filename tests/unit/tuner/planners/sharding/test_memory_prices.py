@@ -27,7 +27,6 @@ def fastest(graph, mesh):
 
 
 @given(plan=plans(), prices=st.lists(st.sampled_from((0.0, 0.0, 1e-9, 3e-7)), min_size=30, max_size=30))
-@settings(max_examples=60)
 def test_prices_are_of_what_is_alive(plan, prices):
     """With one row for each operator the tables are the step time, with prices also every operator's live bytes at its
     price; a descent with prices leaves the tables as they were.

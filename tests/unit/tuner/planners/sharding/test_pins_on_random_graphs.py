@@ -99,7 +99,6 @@ def test_no_pins_are_d_rec_to_the_bit(graph, mesh, is_whole):
 
 
 @given(data=st.data(), graph=graphs(max_ops=4), mesh=meshes(), is_whole=st.booleans())
-@settings(max_examples=50)
 def test_pins_of_an_operator_that_are_refused_can_not_hold(data, graph, mesh, is_whole):
     """What is refused of one operator's hard pins is served by none of its rows, and what is not refused by some."""
     own_mesh, levels = (whole if is_whole else refine_mesh)(mesh)
@@ -116,7 +115,6 @@ def test_pins_of_an_operator_that_are_refused_can_not_hold(data, graph, mesh, is
 
 
 @given(data=st.data(), graph=graphs(), mesh=meshes(), is_whole=st.booleans(), descends=st.booleans())
-@settings(max_examples=50)
 def test_a_soft_pin_of_great_weight_holds_where_a_hard_one_can(data, graph, mesh, is_whole, descends):
     """With weights that grow beyond any step, soft pins end in a plan that satisfies all that can hold together."""
     own_mesh, levels = (whole if is_whole else refine_mesh)(mesh)

@@ -45,7 +45,6 @@ def disputed_partial_sum() -> Plan:
 
 @given(plan=plans())
 @example(plan=disputed_partial_sum())
-@settings(max_examples=100)
 def test_pairwise_terms_are_no_more_than_a_plan_costs(plan):
     """With the plan's row alone for each operator the terms add up to its step time at most."""
     terms = ShardingTerms(plan.graph, plan.mesh).pairwise([(tuple(row),) for row in plan.served.tolist()])
@@ -87,7 +86,6 @@ def test_too_large_tables_leave_the_operators_alone(monkeypatch):
 
 
 @given(data=st.data(), counts=st.lists(st.integers(1, 3), min_size=1, max_size=5))
-@settings(max_examples=60)
 def test_eliminating_loses_nothing(data, counts):
     """The least sum of a network's tables is the same after variables were taken out, by trying all assignments."""
     network, terms = plan_bounds.Network(counts), []

@@ -21,7 +21,6 @@ ways_to_cut = st.sampled_from((refine_mesh, whole))
 
 
 @given(graph=graphs(), mesh=meshes(), cut=ways_to_cut, order=orders)
-@settings(max_examples=80)
 def test_every_plan_can_run(graph, mesh, cut, order):
     """Whatever the graph, the mesh and the order, the plan breaks no rule, and nothing of it is left to chance."""
     plan, again = (recursive_plan(graph, *cut(mesh), order=order) for _ in range(2))
@@ -47,7 +46,6 @@ def test_no_plan_beats_the_optimum(graph, mesh, cut):
 
 
 @given(mesh=meshes())
-@settings(max_examples=50)
 def test_there_is_a_level_for_every_prime_factor(mesh):
     """Levels are the prime factors of all axes, those of an axis in a row, and their parts make up the mesh."""
     fine, levels = refine_mesh(mesh)

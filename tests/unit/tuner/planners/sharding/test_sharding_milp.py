@@ -44,7 +44,6 @@ def test_a_solution_costs_and_holds_what_its_plan_does(plan):
 
 
 @given(graph=graphs(max_ops=4), mesh=meshes(max_axes=2), share=st.floats(0.0, 1.0))
-@settings(max_examples=60)
 def test_it_finds_the_best_of_all_plans(graph, mesh, share):
     """The optimum is the least step time over every plan there is, and the bound is no higher; under a limit of memory
     it is the least over the plans whose peak is below it.
@@ -67,7 +66,6 @@ def test_it_finds_the_best_of_all_plans(graph, mesh, share):
 
 
 @given(graph=graphs(), mesh=meshes())
-@settings(max_examples=60)
 def test_choices_are_all_that_divides(graph, mesh):
     """Choices are all maps of axes to factors that divide, but that axes of one device serve none."""
     for op in graph.ops:

@@ -43,7 +43,6 @@ def action_for(actions, op, factor, axis, resolution=0):
 
 
 @given(graph=graphs(), mesh=meshes(), data=st.data())
-@settings(max_examples=80)
 def test_a_state_is_a_plan_and_costs_what_it_costs(graph, mesh, data):
     """After any actions in any graph the plan can run, and time and memory are those of `cost_of`."""
     actions = actions_of(graph, mesh)

@@ -1,6 +1,6 @@
 """Named dims: what is cut together has one colour, and what that leaves open is a conflict."""
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.graph import CONSTANT, INPUT, STATE, GraphBuilder, TensorKind
@@ -87,7 +87,6 @@ def test_a_dim_that_its_operator_needs_whole_ties_its_readers():
 
 
 @given(graph=graphs())
-@settings(max_examples=60)
 def test_entries_of_the_map_have_one_colour(graph):
     """In any graph every entry of M ends in the colour where it began, unless it begins in a constant."""
     names = named_dims(graph)

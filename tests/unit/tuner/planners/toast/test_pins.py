@@ -29,7 +29,6 @@ SMALL = ToastOptions(search=SearchOptions(trajectories=5), searches=1)
 
 
 @given(data=st.data(), graph=graphs(), mesh=meshes(), is_whole=st.booleans())
-@settings(max_examples=50)
 def test_hard_pins_hold_in_every_state(data, graph, mesh, is_whole):
     """Whatever actions are taken under hard pins, the state's plan can run and holds all of them."""
     own_mesh, levels = (whole if is_whole else refine_mesh)(mesh)

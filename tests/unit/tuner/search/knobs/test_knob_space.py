@@ -2,7 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
@@ -52,7 +52,6 @@ def every_pair(space):
     }
 
 
-@settings(deadline=None)
 @given(some=knobs())
 def test_pairs_are_counted_without_enumerating_them(some):
     """The number of pairs is that of the different runs, with knobs that are not set at today's value."""
@@ -61,7 +60,6 @@ def test_pairs_are_counted_without_enumerating_them(some):
     assert space.num_pairs == len(every_pair(space))
 
 
-@settings(deadline=None)
 @given(some=knobs(), seed=st.integers(0, 1000))
 def test_the_best_knobs_are_those_of_the_enumeration(some, seed):
     """For each draw and layout, no pair has a smaller effect than the one that is named the best."""

@@ -160,18 +160,3 @@ def test_sizes_out_of_range_are_refused(key, value):
         transformer_graph(job_of("gpt-13b"), **{"micro_batch_size": 1, key: value})
     with pytest.raises(ConfigError, match="sequence_length"):
         transformer_graph(job_of("gpt-13b", sequence_length=2**20), micro_batch_size=1)
-
-
-@pytest.mark.parametrize("has_masters", [True, False])
-def test_an_optimizer_in_float32_has_copies_and_gradients_of_its_own_width(has_masters):
-    """With masters the optimizer keeps a third state of 4 bytes for each 16-bit parameter, and all gradients of
-    parameters are as wide; without them gradients have the width of parameters.
-    """
-    graph = graph_of("gpt-13b", num_layers=1, has_masters=has_masters)
-    parameters, optimizer = (states(graph, kind) for kind in (TensorKind.PARAMETER, TensorKind.OPTIMIZER))
-    gradients = {tensor.element_bytes for tensor in graph.tensors if tensor.kind is TensorKind.GRADIENT}
-
-    assert len(optimizer) == (3 if has_masters else 2) * len(parameters)
-    assert {tensor.element_bytes for tensor in optimizer} == {4}
-    assert {tensor.element_bytes for tensor in parameters} == {2}
-    assert gradients == {4 if has_masters else 2}
