@@ -100,7 +100,7 @@ def mesh_of(text: str, cluster: Cluster, *, option: str = "--mesh") -> DeviceMes
         ConfigError: The text has another form, or the cluster cannot hold the mesh.
     """
     axes = axes_of(text, option=option, most=cluster.num_devices)
-    return mesh_on(axes, cluster, option="mesh")
+    return mesh_on(axes, cluster, option=option)
 
 
 def axes_of(text: str, *, option: str, most: int | None = None) -> dict[str, int]:

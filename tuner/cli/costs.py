@@ -13,13 +13,12 @@ import typer
 
 from hardware.io.errors import ConfigError
 from tuner.cli.options import FOUND_NOTHING, check_out, load, number
-from tuner.study_file.request import Economics
-from tuner.subject.problem import Problem
 from tuner.terminal.console import hosts_in_words, in_words, print_json, print_table, say
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.economics.costs import CostComparison, Offer
-    from tuner.study_file.request import StudyRequest
+    from tuner.study_file.request import Economics, StudyRequest
+    from tuner.subject.problem import Problem
 
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 

@@ -11,13 +11,12 @@ from typer import Option
 from tuner.cli.costs import load_with_prices, tokens_of
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, with_plans
 from tuner.storage.stored_studies import StoredStudies
-from tuner.study_file.request import Economics
-from tuner.subject.problem import Problem
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, say
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.economics.training import Training, TrainingEstimate
-    from tuner.study_file.request import StudyRequest
+    from tuner.study_file.request import Economics, StudyRequest
+    from tuner.subject.problem import Problem
 
 
 def estimate(

@@ -59,7 +59,6 @@ from tuner.cli.options import (
     write_file,
 )
 from tuner.cli.status import counts
-from tuner.forecast.prepared import Prepared
 from tuner.run.endings import INTERRUPTED, PREEMPTED, StorageLostError, TakenOverError, ending_signals, keep_status
 from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import (
@@ -77,6 +76,7 @@ from tuner.terminal.event_lines import EventLines
 from tuner.terminal.streams import lossy_streams
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
+    from tuner.forecast.prepared import Prepared
     from tuner.run.following import Followed
     from tuner.run.progress import Progress, RunResult
     from tuner.terminal.event_log import EventLog

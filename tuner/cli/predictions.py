@@ -27,7 +27,6 @@ from tuner.cli.options import (
     with_plans,
 )
 from tuner.storage.stored_studies import StoredStudies
-from tuner.subject.problem import Problem
 from tuner.terminal.console import (
     NOTHING_WORKS,
     config_in_words,
@@ -46,6 +45,7 @@ from tuner.terminal.console import (
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.study_file.request import StudyRequest
+    from tuner.subject.problem import Problem
 
 
 def space(

@@ -12,14 +12,14 @@ from typer import Option
 
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, load, number, with_plans
-from tuner.forecast.prepared import Prepared
 from tuner.storage.stored_studies import StoredStudies
-from tuner.subject.problem import Problem
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, printable
 
 if TYPE_CHECKING:  # these load numpy and Optuna
     from hardware.dynamics import Trace
+    from tuner.forecast.prepared import Prepared
     from tuner.replan.replanning import Assumptions, Plan
+    from tuner.subject.problem import Problem
 
 Restart = Annotated[
     str, Option("--switch-restart", metavar="SECONDS", help="Time to stop and restart all processes (assumed).")

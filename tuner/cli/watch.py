@@ -20,12 +20,12 @@ from tuner.cli.replan import CheckpointEvery, Restart, StorageBandwidth, costs_o
 from tuner.run.endings import ending_signals
 from tuner.storage.stored_studies import StoredStudies
 from tuner.subject.ability import Ability
-from tuner.subject.problem import Problem
 from tuner.terminal.console import printable, say
 
 if TYPE_CHECKING:  # these load numpy and Optuna
     from costmodels.job.parallel_config import ParallelConfig
     from trials.link_probe.contract import AbstractProber
+    from tuner.subject.problem import Problem
     from tuner.watch.answer import Answer
     from tuner.watch.hosts import AbstractHosts
     from tuner.watch.probing import Probing

@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tuner.forecast.prepared import Prepared
-from tuner.subject.problem import Problem
-
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from costmodels.job.parallel_config import ParallelConfig
     from costmodels.simulator.simulated_step import Simulation
@@ -24,10 +21,12 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from tuner.calibrate.device_results import DeviceCalibration
     from tuner.calibrate.measured_steps import CalibratedFile
     from tuner.economics.training import Training
+    from tuner.forecast.prepared import Prepared
     from tuner.run.progress import RunResult
     from tuner.search.proxy.extrapolation import Extrapolated
     from tuner.storage.record import TrialRecord
     from tuner.study_file.request import StudyRequest
+    from tuner.subject.problem import Problem
 
 LEFT_OUT_WORTH_TELLING = 0.01
 """Smallest unmeasurable share of the steps that is reported after a device calibration."""
