@@ -159,4 +159,5 @@ class _Fusion:
         # What is put into a constant, such as zeros, needs the constant written as well.
         target, *others = op.operands
         is_new = self.graph.ops[self.makers[target]].primitive == CONSTANT
-        return self.num_bytes[tensor] if is_new else max((self.num_bytes[one] for one in others), default=0.0)
+        put = self.num_bytes[tensor] if is_new else max((self.num_bytes[one] for one in others), default=0.0)
+        return min(put, self.num_bytes[tensor])
