@@ -108,7 +108,10 @@ def _resolve(
         described, cluster = replace(described, trace=None), hosts_alone(cluster, hosts)
     chosen = choose_subject(keys, cluster, base_dir)
     subject = chosen.subject
-    found = _knobs_of(keys.space.knobs, chosen.catalog, subject)
+    options, renamed = with_free_memory(chosen.options, keys.space, keys.limits, paths.named)
+    notes += renamed
+    catalog = chosen.catalog and replace(chosen.catalog, options=options)
+    found = _knobs_of(keys.space.knobs, catalog, subject)
     knobs = found.knobs
     parts = StudyParts(
         name=keys.name,
@@ -121,10 +124,7 @@ def _resolve(
     )
     backend = keys.trial.build(parts)
     _check_knobs(keys, knobs, backend)
-    options = chosen.options
     current = subject.current(keys.current, options)
-    options, renamed = with_free_memory(options, keys.space, keys.limits, paths.named)
-    notes += renamed
     options = runnable_options(keys.space, options, backend, current, cluster)
     planning = _resolved_planning(chosen.planning, keys.planner, backend, subject)
     objective, prices = _objective(keys, subject), under("cost", lambda: build_prices(keys.cost, base_dir))
@@ -158,7 +158,7 @@ def _resolve(
         meaning=subject.meaning(options, planning, knobs)
         | {"trial": keys.trial.meaning() | backend.describe()}
         | _describe_objective(objective, cluster, prices, keys.cost),
-        knob_catalog=chosen.catalog,
+        knob_catalog=catalog,
         notes=(*notes, *history_notes, *paths.read_elsewhere(_files_read(keys, history, described.trace, base_dir))),
     )
 

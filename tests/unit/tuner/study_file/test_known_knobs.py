@@ -41,6 +41,13 @@ def command(words="train {flags}", **keys):
     return json.dumps({"backend": "command", "command": shlex.split(words), **keys})
 
 
+def test_knobs_are_judged_with_the_memory_that_must_stay_free(study):
+    """What is recommended is judged for layouts that leave the share of `limits.free_memory` free."""
+    found = study("recommended\nlimits: {free_memory: 0.3}")
+
+    assert found.knob_catalog.options.memory_headroom == 0.3 == found.problem.options.memory_headroom
+
+
 def test_a_name_stands_for_an_entry(study):
     """A name opens the knob with the catalog's values, flags and condition, and today's value by the profile."""
     (knob,) = study("[overlap_grad_reduce]").problem.knobs
