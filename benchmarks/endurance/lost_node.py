@@ -208,7 +208,7 @@ class _Driver:
 
 def _kill_one(nodes: RayNodes, driver: _Driver, kind: str) -> _Lost:
     """Wait until some trials have ended, kill a node that works on a trial, and wait for its processes to end."""
-    at_work = "ray::Slot.measure" if kind == "simulated" else "sleep 3600"
+    at_work = "ray::lost-node/" if kind == "simulated" else "sleep 3600"
     deadline_s = time.monotonic() + STUDY_LIMIT_S
     while True:
         assert driver.process.poll() is None, driver.told

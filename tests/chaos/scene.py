@@ -30,8 +30,8 @@ NODES = (0, 2, 2)
 
 END_LIMIT_S = 240.0
 _ENDED = re.compile(r"(\d+)/\d+ trials")
-MEASURES = "ray::Slot.measure"
-"""How Ray calls the process of a worker that works on a trial."""
+MEASURES = "ray::chaos-"
+"""How the process of a worker begins that works on a trial: Ray calls it by the trial's name."""
 
 
 class Scene:

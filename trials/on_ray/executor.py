@@ -111,6 +111,7 @@ class RayExecutor:
     Args:
         backend: Backend that measures; it is copied into every worker.
         parallel_trials: Number of slots asked for.
+        study: Name of the study, for the names of its trials in Ray: STUDY/NUMBER.ATTEMPT, attempts from 0.
         time_limit_s: Longest time that one trial may take [s]; None sets no limit.
         address: Address of the Ray cluster: `auto`, `ray://host:port` or `host:port`; `local` starts one here. None
             takes RAY_ADDRESS from the environment, and starts one here if there is none.
@@ -129,6 +130,7 @@ class RayExecutor:
         backend: AbstractBackend,
         *,
         parallel_trials: int,
+        study: str = "study",
         time_limit_s: float | None = None,
         address: str | None = None,
         placement_wait_s: float = PLACEMENT_WAIT_S,
@@ -143,6 +145,7 @@ class RayExecutor:
         backend.check()
         self._backend = backend
         self._parallel_trials = parallel_trials
+        self._study = study
         self._time_limit_s = time_limit_s
         self._address = address
         self._placement_wait_s = placement_wait_s
@@ -485,9 +488,9 @@ class RayExecutor:
 
     def _start(self, place: _Place, trial: _Trial) -> None:
         trial.steps_s, trial.measured_after_s = [], None
-        trial.result = place.actor.measure.remote(
-            trial.config, trial.reduction, trial.number, len(trial.deaths), self._mailbox
-        )
+        attempt = len(trial.deaths)
+        measure = place.actor.measure.options(name=f"{self._study}/{trial.number}.{attempt}")
+        trial.result = measure.remote(trial.config, trial.reduction, trial.number, attempt, self._mailbox)
         trial.since_s = time.monotonic() if place.is_ready and not self._backend.waits_in_queue else None
         place.trial = trial
 

@@ -87,6 +87,7 @@ def run_study(
         executor = RayExecutor(
             prepared.backend,
             parallel_trials=request.search.parallel_trials,
+            study=request.name,
             time_limit_s=request.trials.time_limit_s,
             address=ray_address,
             placement_wait_s=request.search.placement_wait_s,

@@ -1,10 +1,12 @@
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,7 +34,11 @@ def folder(tmp_path_factory):
 def executor(folder):
     """One local Ray for all tests that leave it whole."""
     with RayExecutor(
-        MisbehavingBackend(folder=str(folder)), parallel_trials=SLOTS, time_limit_s=TIME_LIMIT_S, address="local"
+        MisbehavingBackend(folder=str(folder)),
+        parallel_trials=SLOTS,
+        study="misled",
+        time_limit_s=TIME_LIMIT_S,
+        address="local",
     ) as running:
         process_of_mailbox(running)
         yield running
@@ -85,6 +91,26 @@ def is_gone_soon(exists, limit_s=5.0):
     while exists() and time.monotonic() < deadline_s:
         time.sleep(0.1)
     return not exists()
+
+
+def test_a_trial_has_its_name_in_ray_and_in_the_table_of_processes(executor):
+    """Study, number and attempt name a trial, its task and its process; a worker that dies makes it another attempt."""
+    names = set()
+
+    def look():
+        """Collect the names of the trial's processes until both attempts were seen."""
+        deadline_s = time.monotonic() + 60.0
+        while len(names) < 2 and time.monotonic() < deadline_s:
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with suppress(OSError):  # it has ended
+                    names.update(re.findall(r"ray::(misled/77\.\d)", path.read_text(errors="replace")))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    observe(executor, {77: "step_and_die"})
+    looking.join()
+
+    assert names == {"misled/77.0", "misled/77.1"}
 
 
 def test_more_trials_than_slots_all_end(executor):

@@ -64,7 +64,7 @@ def wait_until(holds, limit_s=LIMIT_S):
 
 def at_work(nodes):
     """What trials run: their workers, commands, and the children of these."""
-    words = ("ray::Slot", "trials.ranks.server", "program.py", "sleep 3600")
+    words = ("ray::Slot", "ray::lost-node/", "trials.ranks.server", "program.py", "sleep 3600")
     return [command for command in nodes.processes().values() if any(word in command for word in words)]
 
 
