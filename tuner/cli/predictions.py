@@ -375,7 +375,7 @@ def _rank_sizes(request: StudyRequest, text: str, as_json: bool) -> None:
     from costmodels.job.parallel_config import HAND
     from tuner.forecast.sizes import best_by_size, parse_sizes
 
-    sizes = list(best_by_size(request, parse_sizes(request, text)))
+    sizes = list(best_by_size(request.problem, parse_sizes(request, text), file=request.file))
     dimensions = request.problem.dimensions
     if any(size.config is not None and size.config.plan != HAND for size in sizes):
         dimensions += ("plan",)

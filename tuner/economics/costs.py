@@ -23,7 +23,7 @@ from hardware.cluster import Cluster
 from hardware.price_file import Prices
 from hardware.time_units import DAY_S, HOUR_S
 from tuner.forecast.pareto import front_chances, pareto_front
-from tuner.forecast.planned_candidates import prepare_stored
+from tuner.forecast.prepared import Prepared
 from tuner.forecast.sizes import Size, best_by_size
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
@@ -193,7 +193,7 @@ def compare_costs(
     sources: list[ErrorSources] = []
     count = len(hosts) * max(len(clusters), 1)
     on_size(0, count)
-    for size in best_by_size(request, hosts, clusters):
+    for size in best_by_size(request.problem, hosts, clusters, file=request.file):
         if size.config is None:
             offers.append(Offer(size=size))
             continue
@@ -322,4 +322,4 @@ def _measured_correction(request: StudyRequest) -> float:
         return 1.0
     from tuner.economics.training import measured_correction  # noqa: PLC0415 # it loads Optuna
 
-    return measured_correction(prepare_stored(request, study), study)
+    return measured_correction(Prepared(request=request, problem=request.problem), study)

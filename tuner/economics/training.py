@@ -164,7 +164,7 @@ def estimate_training(
     known_s = None if best.source == "predicted" else best.step_time_s
     trainings.append(_training(prepared, "best", best.config, best.source, known_s, steps))
     correction = _correction(prepared.problem, best)
-    found = list(best_by_size(prepared.request, sizes))
+    found = list(best_by_size(prepared.problem, sizes, file=prepared.request.file))
     spent = device_time_of(prepared.request, records)
     return TrainingEstimate(
         tokens=tokens,

@@ -89,14 +89,14 @@ def prepare(
     problem = request.problem
     if problem.planning.name == "megatron":
         return Prepared(request=request, problem=problem)
+    if problem.planning.is_auto and not runs and (chosen is None or chosen.plan == HAND):
+        study = stored.look(request.name)
+        known = None if study is None else _plans_of(request, study)
+        return Prepared(request=request, problem=_with_stored(problem, known))
+    study = stored.find(request.name)
+    known = None if study is None else _plans_of(request, study)
     try:
-        if problem.planning.is_auto and not runs and (chosen is None or chosen.plan == HAND):
-            study = stored.look(request.name)
-            problem = problem if study is None else _with_stored(problem, _plans_of(request, study))
-        else:
-            study = stored.find(request.name)
-            known = None if study is None else _plans_of(request, study)
-            problem = plan_problem(problem, grid_to_plan(problem, chosen), stored=known, on_planned=on_planned)
+        problem = plan_problem(problem, grid_to_plan(problem, chosen), stored=known, on_planned=on_planned)
     except ConfigError as error:
         raise error.in_file(request.file) from None
     return Prepared(request=request, problem=problem)

@@ -150,24 +150,28 @@ def _find_hosts(name: str) -> Cluster:
     return cluster_from_mapping({"device": device.name, "hosts": 1}, Path())
 
 
-def best_by_size(request: StudyRequest, sizes: Sequence[int], clusters: Sequence[Cluster] = ()) -> Iterator[Size]:
+def best_by_size(
+    problem: Problem, sizes: Sequence[int], clusters: Sequence[Cluster] = (), *, file: str
+) -> Iterator[Size]:
     """Yield the best prediction on each number of hosts, with everything else as the study says.
 
     Args:
-        request: Study.
+        problem: Problem of the study.
         sizes: Numbers of hosts.
         clusters: Clusters of equal hosts, on each of which every size is predicted; empty for the study's own.
+        file: File of the study, for messages.
 
     Raises:
         ConfigError: A size has too many configurations to predict.
     """
-    for each in clusters or (request.problem.cluster,):
+    for each in clusters or (problem.cluster,):
         for hosts in sizes:
             cluster = each.with_hosts(hosts)
             try:
-                yield _predict_best(_problem_on(request.problem, cluster), cluster)
+                found = _predict_best(_problem_on(problem, cluster), cluster)
             except ConfigError as error:
-                raise error.in_file(request.file) from None
+                raise error.in_file(file) from None
+            yield found
 
 
 def _problem_on(problem: Problem, cluster: Cluster) -> Problem:

@@ -224,7 +224,8 @@ class _Following:
         """Return the requests of the whole study and of its phases so far."""
         study = self.stored.find(self._whole.request.name)
         phases = {} if study is None else phases_in(study)
-        return [self._whole.request, *(self._on_hosts(hosts).request for hosts in phases.values())]
+        loaded = map(self._load, phases.values())
+        return [self._whole.request, *(one.request if isinstance(one, Prepared) else one for one in loaded)]
 
     def _spent_s(self, request: StudyRequest) -> float:
         study = self.stored.find(request.name)

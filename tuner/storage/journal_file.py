@@ -132,8 +132,21 @@ class JournalFile(JournalFileBackend):
                 if not (isinstance(entry, dict) and "op_code" in entry):
                     raise _no_entry(self._number + 1, self._path)
                 yield entry
+            self._check_next()
         except (ValueError, RecursionError):
             raise _no_entry(self._number + 1, self._path) from None
+
+    def _check_next(self) -> None:
+        """Check that a complete line behind those that were read is JSON; Optuna passes over one at the end.
+
+        Raises:
+            ValueError: It is not.
+        """
+        with self._path.open("rb") as file:
+            file.seek(self._log_number_offset[self._number])
+            line = file.readline()
+        if line.endswith(b"\n"):  # or else torn, or being written
+            json.loads(line)
 
     def _apply(self, entry: Entry) -> Entry:
         """Return the entry, or NOTHING if its condition does not hold; keep the attributes that it sets."""

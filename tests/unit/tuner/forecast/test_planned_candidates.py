@@ -283,7 +283,11 @@ def test_sizes_are_planned_too(folder):
     """The best of each number of hosts is predicted with its layers planned."""
     space = "{pp: [1], tp: [1], cp: [1], up: [2], mbs: [1]}"
     sizes = {
-        planner: next(best_by_size(config_with(folder, planner, space=space, planner=f"{{name: {planner}}}"), (2,)))
+        planner: next(
+            best_by_size(
+                config_with(folder, planner, space=space, planner=f"{{name: {planner}}}").problem, (2,), file=""
+            )
+        )
         for planner in ("megatron", "descent")
     }
 

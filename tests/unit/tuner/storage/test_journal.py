@@ -117,6 +117,17 @@ def test_a_broken_journal_is_refused_in_one_message(path):
         open_store(StorageAddress.parse(f"journal:///{path.parent}/missing/study.journal"))
 
 
+def test_a_last_line_that_is_no_entry_is_refused_before_anything_is_written(path):
+    """A complete line of garbage at the end is damage, and no torn end that a writer may mend or append to."""
+    path.write_bytes(path.read_bytes() + b'{"op_code":2,"wor\0\0\0\n')
+    before = path.read_bytes()
+
+    for opened in (lambda address: find_study(address, "kept"), open_store):
+        with pytest.raises(ConfigError, match=r"line \d+ of .* is no entry of a journal"):
+            opened(StorageAddress.parse(f"journal:///{path}"))
+    assert path.read_bytes() == before
+
+
 def test_an_unwritable_journal_is_refused():
     """A journal that may be read and not written is refused before any trial is run."""
     with reachable_folder() as folder:
