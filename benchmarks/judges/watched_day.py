@@ -130,10 +130,10 @@ def random_day(num_hosts: int, rng: np.random.Generator) -> Trace:
 
 def _compare(pricing: Pricing, trace: Trace, rules: Sequence[Rules]) -> list[dict[str, Any]]:
     """Compare the ways on one day."""
-    config = pricing.config
-    course = course_of(config.problem, trace, DAY_S)
+    prepared, config = pricing.prepared, pricing.prepared.request
+    course = course_of(prepared.problem, trace, DAY_S)
     study = find_stored(config)
-    best = best_known(prepared_of(config), study)
+    best = best_known(prepared, study)
     assert best is not None, "the study has an answer"
     staying = stays(pricing, course, best.config)
     besides = [setup for setup in dict.fromkeys(staying) if setup is not None]

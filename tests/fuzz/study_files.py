@@ -50,7 +50,7 @@ cluster: {name: dgx-h100, hosts: 4}
 job: {sequence_length: 4096, global_batch_size: 64, precision: fp8, optimizer: adam, recompute: selective,
   zero_stage: 1, sequence_parallel: true, recompute_modules: [core_attn, mlp], expert_tp: 1, dp_shard: 0}
 runtime: megatron-core
-space: {rules: megatron, without: [], memory_headroom: 0.1, pp: [1, 2, 4], tp: [1, 2], mbs: [1, 2],
+space: {rules: megatron, without: [], memory_headroom: 0.08, pp: [1, 2, 4], tp: [1, 2], mbs: [1, 2],
   recompute: [none, full], offload: [none], zero_stage: [0, 1], sequence_parallel: [true], expert_tp: [0, 1],
   assignment: []}
 planner: {name: descent, pins: [{op: "*.up", dim: ffn, axis: tp, weight_s: 0.1}]}

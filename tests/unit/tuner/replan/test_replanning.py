@@ -177,8 +177,9 @@ def test_trials_correct_what_is_predicted_for_other_clusters(tuned):
     at_best = best.step_time_s / predict_candidate(tuned.problem, best.config)["step_time_s"]
     for option, told in after.items():
         setup = options.setups[option]
-        smaller = replace(tuned, subject=tuned.problem.subject.on_cluster(pricing.base(setup.hosts)))
-        ratio = told.step_time_s / predict_candidate(smaller.problem, setup.config)["step_time_s"]
+        subject = tuned.problem.subject.on_cluster(pricing.base(setup.hosts))
+        smaller = replace(tuned.problem, subject=subject)
+        ratio = told.step_time_s / predict_candidate(smaller, setup.config)["step_time_s"]
         # nearer to what the trials found than to no correction
         assert abs(math.log(ratio / at_best)) < abs(math.log(at_best))
 

@@ -149,7 +149,7 @@ def test_the_budget_of_trials_is_one(tmp_path):
 
     assert len(study.ran) == 6
     assert done.hosts == (2, 3)
-    assert done.config.name == "small.on-2-hosts"
+    assert done.prepared.request.name == "small.on-2-hosts"
     assert done.result.best is not None
     assert find_study(StorageAddress.parse(study.storage), "small").user_attrs[SPENT_S] >= 25
 
