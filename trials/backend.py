@@ -269,7 +269,7 @@ class HostNeeds:
 
 
 class TrialAbility(StrEnum):
-    """What a study may need of its trials, and those of some backends cannot."""
+    """Ability of trials that a study may need, and that some backends lack."""
 
     TRAINING = "training"
     """Training for real, so that a second trial of the same configuration adds information."""
@@ -309,7 +309,7 @@ class AbstractBackend(ABC):
 
     @property
     def abilities(self) -> frozenset[TrialAbility]:
-        """What trials of this backend can do beyond measuring configurations of their own job."""
+        """Abilities of the trials beyond measuring configurations of their own job."""
         return frozenset()
 
     @property

@@ -442,13 +442,13 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     say(f"Best: {in_words(payload['config'])}")
     tokens = throughput_in_words(prepared.problem.subject.throughput(found.step_time_s))
     say(f"  {found.step_time_s:.4g} s per step{tokens} ({known})")
-    print_judged(prepared.request, found.compared, training, found.p_star)
+    print_judged(request, found.compared, training, found.p_star)
     if idle is not None:
         say(f"  {idle.in_words}")
     if shardings is not None:
         from tuner.terminal.shardings import print_shardings
 
-        print_shardings(prepared.request.file, shardings)
+        print_shardings(request.file, shardings)
 
 
 app.command(short_help="Print the days, device-hours and cost of a whole training.")(cli_estimate.estimate)

@@ -323,7 +323,7 @@ def _rank_configs(request: StudyRequest, num_rows: int, as_json: bool) -> None:
             )
         shows_tokens, digits = prepared.problem.subject.has(Ability.TOKENS), prepared.problem.subject.memory_digits
         dimensions = prepared.problem.subject.columns(grid.dimensions)
-        pairs = zip(labels_of(prepared.problem, prepared.request.economics), prepared.problem.objective, strict=True)
+        pairs = zip(labels_of(prepared.problem, request.economics), prepared.problem.objective, strict=True)
         value_heads = dict(pairs) if ranked.value is not None else {}
         print_table(
             [

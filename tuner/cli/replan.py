@@ -90,7 +90,7 @@ def replan(
 
     if robust is not None and robust not in STATISTICS:
         raise ConfigError("is no statistic", key="--robust", value=robust, nearest=did_you_mean(robust, STATISTICS))
-    traces = [trace_of(prepared.request, file, option="--trace") for file in (*files, *([] if files else [None]))]
+    traces = [trace_of(request, file, option="--trace") for file in (*files, *([] if files else [None]))]
     assumptions = Assumptions(**costs)
     if robust is not None:
         names = [str(file) for file in files] or ["cluster.trace"]

@@ -125,7 +125,7 @@ def watch(
     rules = Rules(settle_s=settle_s, horizon_s=horizon_s, costs=Assumptions(**costs))
     chosen = _parse(prepared.problem, running)
     with locked(file), ending_signals(lambda: None) as interrupted:
-        kept = read_state(file, prepared.request)
+        kept = read_state(file, request)
         if kept is None or kept.source != hosts_from:
             kept = Kept(source=hosts_from, began_s=time.time())
         doing = Doing(

@@ -43,7 +43,7 @@ class StudyFiles:
     """Files of a study, as an artifact store for Optuna."""
 
     def __init__(self, request: StudyRequest) -> None:
-        self._config = request
+        self._request = request
         self._ours = uuid.uuid4()
         self._opened: dict[str, Callable[[], BinaryIO]] = {}
 
@@ -55,7 +55,7 @@ class StudyFiles:
         """Offer the complete logs on this machine, one per host, by the trial's number."""
         return {
             number: tuple(self._offer(path.name, "text/plain; charset=utf-8", _reader(path)) for path in paths)
-            for number, paths in self._config.trials.backend.kept_logs().items()
+            for number, paths in self._request.trials.backend.kept_logs().items()
         }
 
     def _offer(self, name: str, mimetype: str, opened: Callable[[], BinaryIO]) -> OfferedFile:
@@ -65,7 +65,7 @@ class StudyFiles:
         return OfferedFile(identity=identity, name=name, entry=json.dumps(entry))
 
     def _render_report(self) -> BinaryIO:
-        return io.BytesIO(render_report(collect(self._config)).encode())
+        return io.BytesIO(render_report(collect(self._request)).encode())
 
     def open_reader(self, artifact_id: str) -> BinaryIO:
         """Open a file for reading.

@@ -121,7 +121,7 @@ class StudyView(BaseStorage):
     Args:
         storage: Storage that holds the study.
         study: Stored study.
-        config: Study as its file describes it.
+        request: Study as its file describes it.
         files: Files that the pages offer.
         clock: Function that returns a time [s].
     """
@@ -134,7 +134,7 @@ class StudyView(BaseStorage):
         files: StudyFiles,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._storage, self._study, self._config, self._files = storage, study, request, files
+        self._storage, self._study, self._request, self._files = storage, study, request, files
         self._study_id = storage.get_study_id_from_name(study.study_name)
         self._lock = threading.Lock()
         self._clock, self._read_s = clock, 0.0
@@ -165,7 +165,7 @@ class StudyView(BaseStorage):
         seen = (told, moves, running, {number: len(files) for number, files in logs.items()})
         if self._pages is not None and seen == self._seen:
             return self._pages
-        made = self._compose(snapshot_of(self._config, self._study, attributes, is_running=running), trials, logs)
+        made = self._compose(snapshot_of(self._request, self._study, attributes, is_running=running), trials, logs)
         self._seen = seen
         return made
 
@@ -195,7 +195,7 @@ class StudyView(BaseStorage):
             for record in snapshot.records
             if record.number in noted and record.prediction and tuple(record.params.values()) not in self._errors
         }
-        self._errors |= step_errors(self._config.problem, list(missing.values()))
+        self._errors |= step_errors(self._request.problem, list(missing.values()))
         found = {}
         for record in snapshot.records:
             page, has_note = self._ended.get(record.number), record.number in noted
@@ -210,7 +210,7 @@ class StudyView(BaseStorage):
 
     def _note(self, snapshot: Snapshot, record: TrialRecord, logs: Sequence[OfferedFile]) -> str:
         error = self._errors.get(tuple(record.params.values()))
-        return trial_note(self._config, record, snapshot.reference, error, [file.name for file in logs])
+        return trial_note(self._request, record, snapshot.reference, error, [file.name for file in logs])
 
     def get_all_studies(self) -> list[FrozenStudy]:
         """Return all studies, with our texts in the selected one."""

@@ -73,22 +73,19 @@ class Payback:
 
 def device_time_of(request: StudyRequest, records: Sequence[TrialRecord]) -> DeviceTime:
     """Return the device time of the trials that have ended."""
-    full_size = request.problem.cluster.num_devices
+    full_size, trains = request.problem.cluster.num_devices, TrialAbility.TRAINING in request.trials.backend.abilities
     steps_device_s = startup_device_s = 0.0
     for record in records:
         if record.observation is None or not record.finished or record.observation.taken_from:
             continue
         devices = record.proxy.config.num_devices if record.proxy else full_size
-        if TrialAbility.TRAINING in request.trials.backend.abilities:
+        if trains:
             total_s, startup_s = _wall_s(record.observation), _startup_s(record.observation)
         else:
             total_s, startup_s = sum(record.observation.step_times_s), 0.0
         steps_device_s += devices * (total_s - startup_s)
         startup_device_s += devices * startup_s
-    return DeviceTime(
-        steps_device_s=steps_device_s,
-        startup_device_s=startup_device_s if TrialAbility.TRAINING in request.trials.backend.abilities else None,
-    )
+    return DeviceTime(steps_device_s=steps_device_s, startup_device_s=startup_device_s if trains else None)
 
 
 def payback_of(request: StudyRequest, compared: Compared | None, records: Sequence[TrialRecord]) -> Payback | None:

@@ -240,7 +240,7 @@ def _training(
 
     Args:
         prepared: Study.
-        label: What the configuration is.
+        label: Name of the training in the answer: that of a role, or `best`.
         chosen: Configuration.
         known: Source of its step time, if that is known.
         known_s: Step time that is known [s]; None where it has to be predicted.
