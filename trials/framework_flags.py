@@ -5,8 +5,8 @@ Exporters belong to a higher package. They therefore reach a backend as callable
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from costmodels.job.parallel_config import ParallelConfig
 
@@ -27,6 +27,28 @@ class Flags:
 WriteFlags = Callable[[ParallelConfig], Flags]
 """Function that writes a configuration as flags. It is pickled into workers together with its backend."""
 
+ReadFlags = Callable[[Sequence[str]], Flags | None]
+"""Function that returns the flags which words of a command say, as the exporter writes them; None if it cannot."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WordRules:
+    """Rules by which the flags of a user's own command are exchanged.
+
+    Attributes:
+        groups: Names of groups of flags that say one thing together, by the flag; any other flag is a group of its own.
+        never_added: Groups that a command without them does not get: the habits of exports, not of configurations.
+        never_removed: Groups that stay where a configuration does not need them.
+    """
+
+    groups: Mapping[str, str] = field(default_factory=dict)
+    never_added: frozenset[str] = frozenset()
+    never_removed: frozenset[str] = frozenset()
+
+    def group(self, flag: str) -> str:
+        """Return the group of a flag."""
+        return self.groups.get(flag, flag)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlagExporter:
@@ -35,7 +57,11 @@ class FlagExporter:
     Attributes:
         write: Function that returns the flags of a configuration.
         ends_command: Whether the flags end with a subcommand, after which the program takes no other flags.
+        read: Function that reads the flags of a command; None if its own words cannot be exchanged.
+        rules: Rules by which they are.
     """
 
     write: WriteFlags
     ends_command: bool = False
+    read: ReadFlags | None = None
+    rules: WordRules = field(default_factory=WordRules)

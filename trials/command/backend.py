@@ -11,7 +11,8 @@ import os
 import re
 import shutil
 import time
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,12 +25,13 @@ from trials.command.host_program import HostPlan, UserCommand
 from trials.command.knob_files import TrialFile
 from trials.command.log_pattern import StepSize
 from trials.command.log_watch import Wanted, watch_log
-from trials.command.placeholders import KNOBS, hosts_of, values_of, variables_in
+from trials.command.own_words import exchange_words
+from trials.command.placeholders import KNOBS, escape_braces, hosts_of, values_of, variables_in
 from trials.command.slurm.job_program import JobPlan
 from trials.command.slurm.jobs import SlurmJobs, job_plan
 from trials.command.slurm.queue import cancel_named, check_programs
 from trials.command.trace_program import add_traces
-from trials.framework_flags import Flags, WriteFlags
+from trials.framework_flags import Flags, WordRules, WriteFlags
 from trials.knobs.knob import Knob, knob_environment, knob_file_keys, knob_words, today_of, without_knob_flags
 from trials.knobs.places import text_of
 from trials.rank_backend import AbstractRankBackend, is_cpu_cluster
@@ -46,6 +48,10 @@ COMMAND_RANKS = RankSetup(modules=("trials.command.host_program",))
 JOB_MODULES = ("trials.command.slurm.job_program",)
 
 
+Environment = tuple[tuple[str, str | None], ...]
+"""Environment variables with their values; None removes a variable."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandBackend(UserCommand, AbstractRankBackend):
     """Backend that runs a command.
@@ -53,7 +59,9 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     Attributes:
         job: Training job that the command runs.
         cluster: Cluster that the command runs on.
-        flags: Function that writes the flags of a configuration for `{flags}`; None if the command has no `{flags}`.
+        flags: Function that writes the flags of a configuration; None if the command has placeholders only.
+        said: Flags that the words of the command say, which are exchanged in place; None if `{flags}` takes them.
+        rules: Rules by which they are.
         launch: Whether the command is started on every host, or once.
         slurm: Jobs of the study, if each trial is one, whose srun starts the command on every host; else None.
         warmup_steps: Number of step times in the log that are dropped.
@@ -66,6 +74,8 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     job: TrainingJob
     cluster: Cluster
     flags: WriteFlags | None = None
+    said: Flags | None = None
+    rules: WordRules = field(default_factory=WordRules)
     launch: Launch = "per_host"
     slurm: SlurmJobs | None = None
     warmup_steps: int = 2
@@ -193,7 +203,6 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     def plan(self, config: ParallelConfig, trial_number: int) -> HostPlan:
         """Return the work of each host in a trial."""
         job = self.job
-        flags = self.flags(config) if self.flags is not None else Flags()
         values = values_of(
             job, self.cluster, config, trial_number=trial_number, warmup_steps=self.warmup_steps, steps=self.steps
         ) | {name: text_of(value) for name, value in (today_of(self.knobs) | dict(config.knobs)).items()}
@@ -201,25 +210,42 @@ class CommandBackend(UserCommand, AbstractRankBackend):
             (name, None if value is None else text_of(value)) for name, value in knob_environment(self.knobs, config)
         ]
         keys = knob_file_keys(self.knobs, config)
-        # the flags of knobs replace those of the framework, unless the command has a place for them
-        takes_knobs = f"{{{KNOBS}}}" in self.arguments
-        words = without_knob_flags(flags.arguments, self.knobs, config)
         samples = job.global_batch_size
         command = {part.name: getattr(self, part.name) for part in fields(UserCommand)}
+        arguments, flags, environment = self._words(config)
         return HostPlan(
-            **command | {"environment": (*flags.environment, *self.environment, *variables)},
+            **command | {"arguments": arguments, "environment": (*environment, *variables)},
             values=tuple(values.items()),
-            # first, because some flags end with a subcommand
-            flags=tuple(words if takes_knobs else [*knob_words(self.knobs, config), *words]),
+            flags=flags,
             knobs=tuple(knob_words(self.knobs, config)),
             files=tuple((file.name, file.file_name, file.with_values(keys.get(file.name, {}))) for file in self.files),
             step=StepSize(samples=samples, tokens=samples * job.sequence_length, devices=config.num_devices),
             log_name=f"trial-{trial_number:04}",
         )
 
+    def _words(self, config: ParallelConfig) -> tuple[tuple[str, ...], tuple[str, ...], Environment]:
+        """Return the command of a configuration, the flags that take the place of `{flags}`, and the environment."""
+        flags = self.flags(config) if self.flags is not None else Flags()
+        # the flags of knobs replace those of the framework, unless the command has a place for them
+        takes_knobs = f"{{{KNOBS}}}" in self.arguments
+        words = without_knob_flags(flags.arguments, self.knobs, config)
+        if self.said is None:
+            # knobs first, because some flags end with a subcommand
+            own = words if takes_knobs else [*knob_words(self.knobs, config), *words]
+            return self.arguments, tuple(own), (*flags.environment, *self.environment)
+        now = without_knob_flags(self.said.arguments, self.knobs, config)
+        arguments = exchange_words(self.arguments, _escaped(now), _escaped(words), self.rules)
+        if not takes_knobs:
+            today = replace(config, knobs=tuple(today_of(self.knobs).items()))
+            now, then = (_escaped(knob_words(self.knobs, one)) for one in (today, config))
+            arguments = exchange_words(arguments, now, then, WordRules())
+        changed = [entry for entry in flags.environment if entry not in self.said.environment]
+        return tuple(arguments), (), (*self.environment, *changed)
+
     def job_of(self, jobs: SlurmJobs, plan: HostPlan, config: ParallelConfig) -> JobPlan:
         """Return the job of one trial; Slurm gives it any of its hosts, which are alike."""
-        return job_plan(jobs, plan, num_hosts=len(hosts_of(self.cluster, config)))
+        hosts = len(hosts_of(self.cluster, config))
+        return job_plan(jobs, plan, num_hosts=hosts, devices_per_host=self.cluster.devices_per_host)
 
     def kept_logs(self) -> dict[int, tuple[Path, ...]]:
         """Return the whole logs in this machine's folder, in the order of their hosts, by the trial's number.
@@ -233,3 +259,7 @@ class CommandBackend(UserCommand, AbstractRankBackend):
             if match and path.is_file():
                 found.setdefault(int(match[1]), {})[int(match[2])] = path
         return {number: tuple(path for _, path in sorted(paths.items())) for number, paths in found.items()}
+
+
+def _escaped(words: Sequence[str]) -> list[str]:
+    return [escape_braces(word) for word in words]

@@ -28,8 +28,8 @@ from trials.command.placeholders import (
     variables_in,
     without_wildcards,
 )
-from trials.command.slurm.jobs import SlurmJobs, check_options, study_prefix
-from trials.framework_flags import FlagExporter, WriteFlags
+from trials.command.slurm.jobs import SlurmJobs, Tasks, check_options, study_prefix
+from trials.framework_flags import FlagExporter, Flags, WordRules
 from trials.knobs.knob import Knob
 from trials.trial_keys import AbstractTrialKeys, StudyParts
 
@@ -59,7 +59,8 @@ class CommandKeys(AbstractTrialKeys):
 
     flags: str | None = None
     """Framework whose flags take the place of `{flags}`: `megatron`, `mindspeed` or `torchtitan` (up to
-    0.3; later versions take no flags).
+    0.3; later versions take no flags). In a command of Megatron-LM or MindSpeed-LLM without `{flags}`, the flags in
+    which a configuration differs from the command are exchanged where they stand.
     """
 
     environment: dict[str, str | None] = Field(default_factory=dict)
@@ -80,6 +81,11 @@ class CommandKeys(AbstractTrialKeys):
 
     sbatch: list[str] = Field(default_factory=list)
     """Options of sbatch for the job of a trial, such as `--partition=gpu`, with `launch: slurm`."""
+
+    tasks: Tasks = "per_host"
+    """What a job starts, with `launch: slurm`: the command on every host (`per_host`), once for each device
+    (`per_device`), as `srun --ntasks-per-node=8 python` does, or `once` on the first host, for `mpirun`.
+    """
 
     srun: list[str] = Field(default_factory=list)
     """Further options of the srun that starts the command on every host of the job, such as `--container-image=...`,
@@ -149,6 +155,7 @@ class CommandKeys(AbstractTrialKeys):
                 nearest="launch: once, with a command that reaches all hosts",
             )
         base_dir = study.base_dir
+        exporter = _find_flags(self, study.subject.flag_exporters)
         logs = None if self.logs is None else (base_dir / self.logs).absolute()
         return CommandBackend(
             job=study.setting.job,
@@ -156,7 +163,9 @@ class CommandKeys(AbstractTrialKeys):
             arguments=tuple(self.command),
             environment=tuple(self.environment.items()),
             variables=tuple((name, os.environ[name]) for name in self._variables() if name in os.environ),
-            flags=_find_flags(self, study.subject.flag_exporters),
+            flags=exporter.write if exporter else None,
+            said=_find_said(self, exporter),
+            rules=exporter.rules if exporter else WordRules(),
             directory=(base_dir / self.directory).absolute(),
             pattern=_find_pattern(self.log),
             launch="per_host" if self.launch == "slurm" else self.launch,
@@ -287,6 +296,8 @@ def _find_jobs(keys: CommandKeys, study: StudyParts, logs: Path | None) -> Slurm
             raise ConfigError("needs launch: slurm", key=f"trial.{program}", value=words[0], nearest="launch: slurm")
         with _errors_under(f"trial.{program}"):
             check_options(words, program=program)
+    if keys.tasks != "per_host" and keys.launch != "slurm":
+        raise ConfigError("needs launch: slurm", key="trial.tasks", value=keys.tasks, nearest="launch: slurm")
     if keys.launch != "slurm":
         return None
     for name in keys.environment:
@@ -297,13 +308,14 @@ def _find_jobs(keys: CommandKeys, study: StudyParts, logs: Path | None) -> Slurm
         study=study_prefix(study.name, study.storage),
         sbatch=options["sbatch"],
         srun=options["srun"],
+        tasks=keys.tasks,
         outputs=logs or study.base_dir.absolute(),
         time_limit_s=keys.time_limit,
     )
 
 
-def _find_flags(keys: CommandKeys, exporters: Mapping[str, FlagExporter]) -> WriteFlags | None:
-    """Return the function that writes the flags for `{flags}`; None where the command has no such placeholder."""
+def _find_flags(keys: CommandKeys, exporters: Mapping[str, FlagExporter]) -> FlagExporter | None:
+    """Return the exporter of the command's flags; None where the command has placeholders only."""
     wanted = f"{{{FLAGS}}}" in keys.command
     if keys.flags is None:
         if wanted:
@@ -311,13 +323,6 @@ def _find_flags(keys: CommandKeys, exporters: Mapping[str, FlagExporter]) -> Wri
                 f"is required, because the command contains {{{FLAGS}}}", key="trial.flags", nearest="megatron"
             )
         return None
-    if not wanted:
-        raise ConfigError(
-            "are set, but no argument of the command takes them",
-            key="trial.flags",
-            value=keys.flags,
-            nearest=f'the argument "{{{FLAGS}}}" in trial.command',
-        )
     if keys.flags not in exporters:
         raise ConfigError(
             "is not a framework whose flags are known",
@@ -326,14 +331,36 @@ def _find_flags(keys: CommandKeys, exporters: Mapping[str, FlagExporter]) -> Wri
             nearest=did_you_mean(keys.flags, tuple(exporters)),
         )
     exporter = exporters[keys.flags]
-    if exporter.ends_command and keys.command[-1] != f"{{{FLAGS}}}":
+    if not wanted and exporter.read is None:
+        raise ConfigError(
+            "are set, but no argument of the command takes them",
+            key="trial.flags",
+            value=keys.flags,
+            nearest=f'the argument "{{{FLAGS}}}" in trial.command',
+        )
+    if wanted and exporter.ends_command and keys.command[-1] != f"{{{FLAGS}}}":
         raise ConfigError(
             "end with a subcommand, so no argument may follow them",
             key="trial.flags",
             value=keys.flags,
             nearest=f'"{{{FLAGS}}}" last in trial.command',
         )
-    return exporter.write
+    return exporter
+
+
+def _find_said(keys: CommandKeys, exporter: FlagExporter | None) -> Flags | None:
+    """Return the flags that the command's own words say; None where `{flags}` or placeholders take all values."""
+    if exporter is None or exporter.read is None or f"{{{FLAGS}}}" in keys.command:
+        return None
+    said = exporter.read(keys.command)
+    if said is None:
+        raise ConfigError(
+            f"are set, but the command has no {{{FLAGS}}}, and its own words tell no configuration",
+            key="trial.flags",
+            value=keys.flags,
+            nearest=f'the argument "{{{FLAGS}}}" in trial.command, in place of the flags of the layout',
+        )
+    return said
 
 
 def _find_pattern(log: str | LogKeys) -> LogPattern:

@@ -138,6 +138,11 @@ def without_wildcards(path: str) -> str:
     return "/".join(plain)
 
 
+def escape_braces(text: str) -> str:
+    """Return a text with its braces escaped, so that it contains no placeholder."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
 def variables_in(texts: Iterable[str]) -> list[str]:
     """Return the distinct names of the environment variables that texts refer to, in their order."""
     names = [name for text in texts for name in names_in(text)]

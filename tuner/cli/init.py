@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # these load numpy
     from tuner.imports import Imported
     from tuner.study_file.answers import Added
     from tuner.study_file.new_study import NewStudy
+    from tuner.study_file.request import StudyRequest
+    from tuner.study_file.word_differences import Difference
 
 _File = Path | None
 
@@ -182,7 +184,7 @@ def init(
     else:
         imported, file = read_log(from_log), from_log
         imported = with_command(imported, scripts[0], chosen[0][1]) if scripts else imported
-    written, made = _write(imported, added, file, out, force=force)
+    written, made, differences = _write(imported, added, file, out, force=force)
     payload = {
         "written": str(written[0]),
         "model": str(written[1]) if len(written) > 1 else None,
@@ -198,12 +200,13 @@ def init(
         and {"boundary": captured.boundary or None, "written": captured.written, "unseen": captured.unseen},
         "variables": [] if made.imported.command is None else list(made.imported.command.variables),
         "holds_secret": made.holds_secret,
+        "differences": None if differences is None else [asdict(one) for one in differences],
     }
     warn((*map(str, made.imported.unread), *made.imported.notes))
     if as_json:
         print_json(payload)
         return
-    _print_result(made, written, out)
+    _print_result(made, written, differences, out)
 
 
 def _init_own_step(
@@ -309,8 +312,14 @@ def _check_free(out: Path, *, force: bool) -> None:
         raise ConfigError("already exists", key="--out", value=str(out), nearest="--force replaces it")
 
 
-def _write(imported: Imported, added: Added, file: Path, out: Path, *, force: bool) -> tuple[list[Path], NewStudy]:
-    """Write the study and, if needed, the model's file, after checking that `load_study` can read both."""
+def _write(
+    imported: Imported, added: Added, file: Path, out: Path, *, force: bool
+) -> tuple[list[Path], NewStudy, list[Difference] | None]:
+    """Write the study and, if needed, the model's file, after checking that `load_study` can read both.
+
+    Return the paths, the study, and how the words of its first trial differ from the script's; None for the last if
+    trials do not run the script's command.
+    """
     from tuner.study_file.config import load_study
     from tuner.study_file.new_study import new_study
 
@@ -325,7 +334,7 @@ def _write(imported: Imported, added: Added, file: Path, out: Path, *, force: bo
         checked = new_study(imported, added, file=file, folder=trial.parent, model_at=str(beside))
         trial.write_text(checked.text, encoding="utf-8")
         try:
-            load_study(trial)
+            request = load_study(trial)
         except ConfigError as error:
             key = (error.key or "").rpartition(".")[2]
             stated = "" if key in added.answers else imported.origins.get(key, "")
@@ -340,10 +349,29 @@ def _write(imported: Imported, added: Added, file: Path, out: Path, *, force: bo
         write_file(out.parent / made.model_file, made.model_text)
         written.append(out.parent / made.model_file)
     write_file(out, made.text, private=made.holds_secret)
-    return written, made
+    return written, made, _differences(made, request)
 
 
-def _print_result(made: NewStudy, written: list[Path], out: Path) -> None:
+def _differences(made: NewStudy, request: StudyRequest) -> list[Difference] | None:
+    """Return how the words of the first trial differ from the script's; None if trials do not run its command."""
+    from trials.command.backend import CommandBackend
+    from tuner.study_file.word_differences import word_differences
+
+    command, backend, current = made.imported.command, request.trials.backend, request.problem.current
+    if command is None or current is None or not isinstance(backend, CommandBackend):
+        return None
+    return word_differences(command, backend, current)
+
+
+def _print_differences(differences: list[Difference] | None) -> None:
+    if differences is None:
+        return
+    typer.echo(f"Differences between the words of your script and of the first trial:{'' if differences else ' none'}")
+    for one in differences:
+        typer.echo(f"  {printable(str(one))}")
+
+
+def _print_result(made: NewStudy, written: list[Path], differences: list[Difference] | None, out: Path) -> None:
     from tuner.terminal.console import in_words
 
     for path in written:
@@ -366,6 +394,7 @@ def _print_result(made: NewStudy, written: list[Path], out: Path) -> None:
     else:
         typer.echo("Trials are simulated; docs/own-command.md explains how to run your own command.")
     study = printable(str(out))
+    _print_differences(differences)
     if made.imported.command is not None and (variables := made.imported.command.variables):
         typer.echo(
             f"Secrets of the script are not copied; set them before `meshtune run`: {printable(' '.join(variables))}"

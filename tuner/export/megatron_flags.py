@@ -181,3 +181,30 @@ def names_in(program: Literal["nemo", "bridge", "nemo_1", "printed"]) -> dict[st
     """Return the flags that a program has under names of its own, with these names."""
     named = {flag: getattr(row, program) for flag, row in FLAGS.items()}
     return {flag: name.replace("=", underscored(flag)) for flag, name in named.items() if name}
+
+
+_ALIKE: Mapping[str, str] = {
+    "pipeline": f"{PP} --pipe-parallel-size {VPP} --num-layers-per-virtual-pipeline-stage {LAYOUT} --num-layer-list"
+    " --decoder-first-pipeline-num-layers --decoder-last-pipeline-num-layers"
+    " --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    " --microbatch-group-size-per-virtual-pipeline-stage",
+    "context": f"{COMM} {LEVELS} --context-parallel-algo --ulysses-degree-in-cp",
+    "tensor": f"{TP} --model-parallel-size",
+    "experts": f"{EP} --moe-expert-parallel-size --moe-tp-extend-ep",
+    "micro-batch": f"{MICRO} --batch-size",
+    "sharding": "--use-megatron-fsdp --use-custom-fsdp --use-torch-fsdp2",
+    "offload": "--optimizer-cpu-offload --optimizer-offload-fraction --overlap-cpu-optimizer-d2h-h2d",
+    "recompute": f"{GRANULARITY} --recompute-method --recompute-num-layers --recompute-modules --recompute-activations"
+    " --checkpoint-activations --checkpoint-num-layers",
+    "precision": "--bf16 --fp16 --fp8-format --fp8-hybrid --fp8-e4m3 --fp4-format --fp4-recipe",
+}
+"""Flags that say one thing together, so that a command exchanges all of them or none."""
+
+GROUPS: Mapping[str, str] = {flag: group for group, flags in _ALIKE.items() for flag in flags.split()}
+"""Group of each of these flags."""
+
+NEVER_ADDED = frozenset({"--overlap-grad-reduce", "--overlap-param-gather", "--moe-grouped-gemm"})
+"""Habits of exports, which no configuration needs: a user's command without them stays without them."""
+
+NEVER_REMOVED = frozenset({"--no-gradient-accumulation-fusion", "--use-precision-aware-optimizer", "--ckpt-format"})
+"""Flags that a configuration may need, and that a user's command may have for reasons of its own."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from trials.command.slurm.jobs import Tasks
     from tuner.imports.log.steps import LogSteps
 
 
@@ -55,13 +56,17 @@ class SlurmOptions:
     Attributes:
         sbatch: Options of sbatch.
         srun: Further options of srun.
+        tasks: How often the job starts the command.
         time_limit: Time limit of the script's job; empty if it has none.
+        changes: Options of the script's job and its srun that a trial has not, what it has instead, and why.
         unknown: Distinct reasons for options that are not known.
     """
 
     sbatch: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
+    tasks: Tasks = "per_host"
     time_limit: str = ""
+    changes: tuple[tuple[str, str, str], ...] = ()
     unknown: tuple[str, ...] = ()
 
 
@@ -70,8 +75,12 @@ class LaunchCommand:
     """Command that starts the training program, in the form of a study's `trial.command`.
 
     Attributes:
-        framework: Framework whose flags replace `{flags}` and whose log format is read.
+        framework: Framework whose flags are exchanged and whose log format is read.
         arguments: Command-line words with placeholders; unknown words appear as in the script.
+        words: Command-line words of the script, from the one on that a trial starts; empty if the script's framework
+            has a program of another kind.
+        reasons: Reasons for the words of the script that a trial changes, by the flag.
+        launch: Whether a trial starts the command on every host, or once.
         environment: Environment variables that the script exports with known values.
         unknown: Distinct reasons for unknown arguments; empty if the whole command is known.
         left_out: Flags of the script that a trial must not have.
@@ -87,6 +96,9 @@ class LaunchCommand:
 
     framework: str
     arguments: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    launch: Literal["per_host", "once"] = "per_host"
     environment: tuple[tuple[str, str], ...]
     unknown: tuple[str, ...]
     left_out: tuple[str, ...]

@@ -53,9 +53,10 @@ def _without(command: LaunchCommand) -> tuple[LaunchCommand, list[str]]:
     """Return the command with variables in place of its secrets, and the values that it had, the longest first."""
     variables = _Variables(command)
     environment = {name: variables.of_environment(name, value) for name, value in command.environment}
-    arguments = list(command.arguments)
-    for secret in secret_words(arguments):
-        arguments[secret.at] = secret.before + variables.of_word(secret)
+    arguments, words = list(command.arguments), list(command.words)
+    for texts in (arguments, words):
+        for secret in secret_words(texts):
+            texts[secret.at] = secret.before + variables.of_word(secret)
     slurm = command.slurm and replace(
         command.slurm,
         sbatch=tuple(map(variables.of_export, command.slurm.sbatch)),
@@ -63,12 +64,13 @@ def _without(command: LaunchCommand) -> tuple[LaunchCommand, list[str]]:
     )
     # a secret may be a part of other words too, or the value of a variable whose name does not tell
     environment = {name: variables.everywhere(value, name) for name, value in environment.items()}
-    arguments = list(map(variables.everywhere, arguments))
+    arguments, words = (list(map(variables.everywhere, texts)) for texts in (arguments, words))
     hidden = variables.texts()
     options = (*slurm.sbatch, *slurm.srun) if slurm else ()
     changed = replace(
         command,
         arguments=tuple(arguments),
+        words=tuple(words),
         environment=tuple(environment.items()),
         slurm=slurm,
         variables=tuple(variables.values),

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
-from trials.framework_flags import FlagExporter, Flags
+from costmodels.job.training_job import TrainingJob
+from hardware.io.errors import ConfigError
+from trials.framework_flags import FlagExporter, Flags, WordRules
 from tuner.export import find_exporter
+from tuner.export.megatron_flags import GROUPS, NEVER_ADDED, NEVER_REMOVED
+from tuner.imports.bash.texts import Argument
+from tuner.imports.flags import flags_among
+from tuner.imports.megatron import import_flags
+from tuner.imports.present import present_of
 
 WITH_FLAGS = ("megatron", "mindspeed", "torchtitan")
 """Exporters that write flags."""
 
 ENDS_COMMAND = ("torchtitan",)
 """Exporters whose flags end with a subcommand, after which the program takes no other flags."""
+
+_LAYERS = "--num-layers"
+_OF_MEGATRON = WordRules(groups=GROUPS, never_added=NEVER_ADDED, never_removed=NEVER_REMOVED)
+_RULES = {"megatron": _OF_MEGATRON, "mindspeed": _OF_MEGATRON}
+"""Rules by which the flags of a command are exchanged in place, by the exporters that can."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,12 +45,59 @@ class ExportedFlags:
     def __call__(self, config: ParallelConfig) -> Flags:
         """Return the flags of one configuration."""
         export = find_exporter(self.target)(self.setting, config)
-        return Flags(arguments=export.arguments, environment=export.environment)
+        words = export.arguments
+        if self.target == "mindspeed" and _LAYERS not in words:  # with no-op layers the export says it
+            words = (*words, _LAYERS, str(self.setting.job.model.num_layers))
+        return Flags(arguments=words, environment=export.environment)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaidFlags:
+    """Function that reads the configuration off the words of a command, and writes it as the exporter does.
+
+    Attributes:
+        setting: Job, cluster and runtime of the study; keys of the job that the words do not say are the study's.
+        target: Name of the exporter.
+    """
+
+    setting: Setting
+    target: str
+
+    def __call__(self, words: Sequence[str]) -> Flags | None:
+        """Return the flags that the words say; None if they do not tell a configuration."""
+        try:
+            setting, config = self._read(words)
+        except ConfigError:
+            return None
+        return ExportedFlags(setting=setting, target=self.target)(config)
+
+    def _read(self, words: Sequence[str]) -> tuple[Setting, ParallelConfig]:
+        """Return the job and the configuration of a command; it may run on any multiple of the devices of a replica.
+
+        Raises:
+            ConfigError: a degree is missing, or a value is none.
+        """
+        cluster, runtime, stated = self.setting.cluster, self.setting.runtime, self.setting.job
+        imported = import_flags(flags_among([Argument(text=word, line=0) for word in words], dashed=True))
+        if left_open := imported.open.keys() & imported.origins.keys() or imported.open.keys() & {"mbs", "vpp"}:
+            raise ConfigError("cannot be read", key=next(iter(left_open)))
+        one_copy = math.prod(imported.degrees.get(name, 1) for name in ("pp", "tp", "cp", "up"))
+        dp = max(1, cluster.num_devices // one_copy // imported.copies) * imported.copies
+        present = present_of(replace(imported, open={}), devices=one_copy * dp, model=stated.model, runtime=runtime)
+        known = {field.name for field in fields(TrainingJob)}
+        job = replace(stated, **{key: value for key, value in present.job.items() if key in known})
+        fixed = job.fixed_values(sequence_parallel=runtime.sequence_parallel)
+        return replace(self.setting, job=job), ParallelConfig(**{**fixed, **present.current})  # type: ignore[arg-type] # checked by it
 
 
 def flag_exporters(setting: Setting) -> dict[str, FlagExporter]:
     """Return the exporters of all frameworks that take flags, by name."""
     return {
-        name: FlagExporter(write=ExportedFlags(setting=setting, target=name), ends_command=name in ENDS_COMMAND)
+        name: FlagExporter(
+            write=ExportedFlags(setting=setting, target=name),
+            ends_command=name in ENDS_COMMAND,
+            read=SaidFlags(setting=setting, target=name) if name in _RULES else None,
+            rules=_RULES.get(name, WordRules()),
+        )
         for name in WITH_FLAGS
     }

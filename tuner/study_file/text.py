@@ -18,6 +18,7 @@ from tuner.imports.log import Measured
 
 WIDTH = 116
 _PLAIN = re.compile(r"(--)?[A-Za-z][A-Za-z0-9_./-]*")
+_TASKS = {"per_device": "srun starts it once for each device", "once": "the job starts it once, as mpirun asks"}
 _NO_TEXT = ("true", "false", "null", "yes", "no", "on", "off")
 
 
@@ -133,6 +134,7 @@ def _command(command: LaunchCommand) -> list[str]:
         *(f"    {line}" for line in _wrap_words([_scalar(one) for one in command.arguments])),
         "  ]",
         f"  flags: {command.framework}",
+        *(["  launch: once  # the command reaches the hosts by itself"] if command.launch == "once" else []),
         *_slurm(command.slurm),
         *environment,
         f"  directory: {_scalar(command.directory)}  # where the command begins, relative to this file",
@@ -145,6 +147,7 @@ def _slurm(options: SlurmOptions | None) -> list[str]:
     if options is None:
         return []
     lines = ["  launch: slurm  # each trial is one job"]
+    lines += [f"  tasks: {options.tasks}  # {_TASKS[options.tasks]}"] if options.tasks in _TASKS else []
     lines += [f"  sbatch: {_scalar(options.sbatch)}"] if options.sbatch else []
     lines += [f"  srun: {_scalar(options.srun)}"] if options.srun else []
     if options.time_limit:

@@ -207,7 +207,7 @@ def test_a_failing_command_fails_as_elsewhere(jobs_of, mode, status):
 def followed_job(backend):
     """Submit a job and follow it; the rank processes that do so."""
     with RankProcesses(backend.rank_setup) as ranks:
-        plan = job_plan(backend.slurm, backend.plan(ONE, 0), num_hosts=1)
+        plan = job_plan(backend.slurm, backend.plan(ONE, 0), num_hosts=1, devices_per_host=1)
         ranks.launch("trials.command.slurm.job_program:run_job", plan, num_ranks=1)
         yield ranks
 

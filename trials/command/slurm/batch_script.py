@@ -1,4 +1,4 @@
-"""Batch script of a trial, as sbatch reads it: srun starts the command once on every host of the job.
+"""Batch script of a trial, as sbatch reads it: srun starts the command on the hosts of the job, or the script does.
 
 What a configuration determines is written into the script. What only a host knows (`{host_rank}`, `{master_address}`,
 `{master_port}`) becomes a variable that its shell expands. So do variables of the environment of `meshtune run` and the
@@ -44,13 +44,19 @@ export MESHTUNE_MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))
 """
 
 
-def batch_script(plan: HostPlan, *, num_hosts: int, srun: Sequence[str]) -> str:
+_RANKS = """\
+export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
+export MASTER_ADDR=$MESHTUNE_MASTER_ADDRESS MASTER_PORT=$MESHTUNE_MASTER_PORT"""
+"""Variables by which torch.distributed finds the other processes where none of them is torchrun."""
+
+
+def batch_script(plan: HostPlan, *, step: Sequence[str], per_device: bool) -> str:
     """Return the script of a trial.
 
     Args:
         plan: Work of each host.
-        num_hosts: Number of hosts of the job.
-        srun: Further options of srun.
+        step: srun with its options, which starts the command; empty where the script starts it on its own host.
+        per_device: Whether each task is the process of one device.
     """
     # values of variables may be secrets, which belong into no command line: hosts find them under other names
     carried = _values(plan, _HOST_RANK) | {
@@ -75,12 +81,8 @@ def batch_script(plan: HostPlan, *, num_hosts: int, srun: Sequence[str]) -> str:
     command = " ".join(words)
     # a command with files of its own ends before the shell, which removes them
     on_host = "\n".join((*_write_files(plan), *settings, command if plan.files else f"exec {command}"))
-    # one task that may use all cores of its host: the command starts the processes of its devices itself
-    launch = (
-        *("srun", f"--nodes={num_hosts}", f"--ntasks={num_hosts}", "--ntasks-per-node=1"),
-        *("--cpu-bind=none", "--kill-on-bad-exit=1", *srun, "bash", "-c", on_host),
-    )
-    return "\n".join((_HEAD, *exports, f"exec {shlex.join(launch)}", ""))
+    on_host = f"{_RANKS}\n{on_host}" if per_device else on_host
+    return "\n".join((_HEAD, *exports, f"exec {shlex.join((*step, 'bash', '-c', on_host))}", ""))
 
 
 def _write_files(plan: HostPlan) -> list[str]:

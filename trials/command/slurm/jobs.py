@@ -8,11 +8,15 @@ import re
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from hardware.io.errors import ConfigError
 from trials.command.host_program import HostPlan
 from trials.command.slurm.batch_script import batch_script
 from trials.command.slurm.job_program import JobPlan
+
+Tasks = Literal["per_host", "per_device", "once"]
+"""What a job starts: the command on every host, once for each device, or once on its first host."""
 
 MARGIN_S = 120.0
 """Time by which a job's limit is above the trial's [s], so that the trial's comes first: Slurm counts in minutes."""
@@ -46,7 +50,8 @@ class SlurmJobs:
     Attributes:
         study: Beginning of the jobs' names, which no other study's jobs have.
         sbatch: Arguments of sbatch.
-        srun: Further options of srun, which starts the command on every host.
+        srun: Further options of srun, which starts the command.
+        tasks: How often the command is started.
         outputs: Folder for the output of running jobs, which all hosts share.
         time_limit_s: Time limit of a trial [s]; None leaves the job's limit to `sbatch` and Slurm.
     """
@@ -54,6 +59,7 @@ class SlurmJobs:
     study: str
     sbatch: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
+    tasks: Tasks = "per_host"
     outputs: Path
     time_limit_s: float | None = None
 
@@ -76,7 +82,7 @@ def check_options(words: tuple[str, ...], *, program: str) -> None:
                 )
 
 
-def job_plan(jobs: SlurmJobs, plan: HostPlan, *, num_hosts: int) -> JobPlan:
+def job_plan(jobs: SlurmJobs, plan: HostPlan, *, num_hosts: int, devices_per_host: int) -> JobPlan:
     """Return the job of one trial.
 
     The options of the study come first: of an option that is given twice, sbatch takes the last.
@@ -92,9 +98,26 @@ def job_plan(jobs: SlurmJobs, plan: HostPlan, *, num_hosts: int) -> JobPlan:
         name=name,
         host=plan,
         options=(*jobs.sbatch, *own),
-        script=batch_script(plan, num_hosts=num_hosts, srun=jobs.srun),
+        script=batch_script(
+            plan,
+            step=step_words(jobs, num_hosts=num_hosts, devices_per_host=devices_per_host),
+            per_device=jobs.tasks == "per_device",
+        ),
         output=output,
     )
+
+
+def step_words(jobs: SlurmJobs, *, num_hosts: int, devices_per_host: int) -> tuple[str, ...]:
+    """Return srun with its options, which starts the command; nothing where the batch script itself does.
+
+    A task per host may use all cores of its host: the command starts the processes of its devices itself.
+    """
+    if jobs.tasks == "once":
+        return ()
+    per_host = devices_per_host if jobs.tasks == "per_device" else 1
+    counts = (f"--nodes={num_hosts}", f"--ntasks={num_hosts * per_host}", f"--ntasks-per-node={per_host}")
+    binding = () if jobs.tasks == "per_device" else ("--cpu-bind=none",)
+    return ("srun", *counts, *binding, "--kill-on-bad-exit=1", *jobs.srun)
 
 
 def study_prefix(name: str, storage: str) -> str:

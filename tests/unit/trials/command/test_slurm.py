@@ -123,7 +123,9 @@ def test_words_reach_the_command_as_they_are(tmp_path):
         profile="traces/{trial}-{host_rank}/*",
         profile_root=Path("/a b"),
     )
-    script = batch_script(backend.plan(ParallelConfig(tp=2), 3), num_hosts=2, srun=("--mpi=none",))
+    script = batch_script(
+        backend.plan(ParallelConfig(tp=2), 3), step=("srun", "--nodes=2", "--mpi=none"), per_device=False
+    )
     environment = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "SLURM_NODEID": "1",
@@ -146,7 +148,7 @@ def test_the_text_of_a_file_is_in_no_command_line():
     text = '{"wandb": {"api_key": "canary-9d1"}}'
     file = TrialFile(name="settings", file_name="a b.json", text=text)
     plan = backend_of(arguments=("cat", "{settings}"), files=(file,)).plan(ParallelConfig(dp=2), 0)
-    head, _, launch = batch_script(plan, num_hosts=1, srun=()).partition("exec srun ")
+    head, _, launch = batch_script(plan, step=("srun",), per_device=False).partition("exec srun ")
     words = shlex.split(launch)
     command = shlex.join(words[words.index("bash") :])
 
@@ -161,13 +163,16 @@ def test_a_job_has_the_options_of_the_study_and_its_own(tmp_path):
     jobs = SlurmJobs(
         study=study_prefix("my study", "a.db"), sbatch=("--qos=high",), outputs=tmp_path, time_limit_s=90.0
     )
-    plan = job_plan(jobs, backend_of().plan(ParallelConfig(dp=2), 7), num_hosts=4)
+    work = backend_of().plan(ParallelConfig(dp=2), 7)
+    plan = job_plan(jobs, work, num_hosts=4, devices_per_host=8)
 
     assert plan.options[0] == "--qos=high"
     assert {"--nodes=4", "--time=4", f"--job-name={jobs.study}0007"} <= set(plan.options)
     assert jobs.study.startswith("meshtune-my-study-")
     assert jobs.study != study_prefix("my study", "b.db")
-    endless = job_plan(replace(jobs, time_limit_s=None), backend_of().plan(ParallelConfig(dp=2), 7), num_hosts=4)
+    endless = job_plan(
+        replace(jobs, time_limit_s=None), backend_of().plan(ParallelConfig(dp=2), 7), num_hosts=4, devices_per_host=8
+    )
     assert not any(option.startswith("--time") for option in endless.options)
 
 

@@ -462,15 +462,14 @@ def test_the_script_is_not_run(meshtune, tmp_path):
 
 
 def test_the_command_of_a_trial_runs(meshtune, tmp_path):
-    """With a program that only prints its arguments, the written command starts with the configuration's flags."""
+    """A program that only prints its arguments gets those of the script, each once."""
     program = "import json, sys; print(json.dumps(sys.argv[1:]))"
     write(tmp_path, "pretrain_gpt.py", program)
     init(meshtune, tmp_path, ARRAYS)
-    backend = load_study(tmp_path / "study.yaml").trials.backend
+    study = load_study(tmp_path / "study.yaml")
+    arguments = study.trials.backend.plan(study.problem.current, 0).arguments
 
-    words = [*backend.arguments[backend.arguments.index("pretrain_gpt.py") :]]
-    at = words.index("{flags}")
-    words[at : at + 1] = backend.flags(load_study(tmp_path / "study.yaml").problem.current).arguments
+    words = arguments[arguments.index("pretrain_gpt.py") :]
     told = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
     flags = [word for word in json.loads(told) if word.startswith("--")]

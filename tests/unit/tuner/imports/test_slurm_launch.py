@@ -45,12 +45,13 @@ def test_the_time_of_a_header_is_a_time_limit(text, expected):
     assert options(f"--time={text}").time_limit == expected
 
 
-def test_the_container_of_srun_is_kept():
-    """Options of srun that change what runs on a host are kept; counts, labels and bindings are the trial's."""
+def test_the_options_of_srun_are_kept():
+    """Options of srun that change what runs on a host are kept, bindings too; counts and labels are the trial's."""
     found = options("-p gpu", "srun -l -N 2 --ntasks-per-node 8 --container-image a.sqsh --mpi=pmix --cpu-bind=no")
 
-    assert found.srun == ("--container-image=a.sqsh", "--mpi=pmix")
+    assert found.srun == ("--container-image=a.sqsh", "--mpi=pmix", "--cpu-bind=no")
     assert found.sbatch == ("--partition=gpu",)
+    assert [name for name, _, _ in found.changes] == ["--label"]
 
 
 def test_an_srun_without_a_job_names_its_hosts():
@@ -76,12 +77,30 @@ def test_a_script_of_slurm_is_a_job(quote):
     assert (command.slurm.sbatch, command.slurm.srun) == (("--partition=gpu",), ("--container-name=a",))
 
 
-def test_a_process_of_srun_becomes_torchrun():
-    """Where srun starts a process for each device, a trial starts the same ones by torchrun, once on each host."""
-    script = ARRAYS.replace('torchrun "${LAUNCH[@]}"', "srun --ntasks-per-node=8 python -u")
+def test_srun_starts_a_process_for_each_device():
+    """Where srun starts the program itself, the job of a trial does so too, once for each device."""
+    script = ARRAYS.replace('torchrun "${LAUNCH[@]}"', "srun --ntasks-per-node=8 --cpu-bind=cores python -u")
 
     command = IMPORTERS["megatron"](script).command
 
     assert command.unknown == ()
-    assert command.arguments[:4] == ("python", "-u", "-m", "torch.distributed.run")
-    assert "--nproc-per-node={devices_per_host}" in command.arguments
+    assert command.arguments[:3] == ("python", "-u", "pretrain_gpt.py")
+    assert (command.slurm.tasks, command.slurm.srun) == ("per_device", ("--cpu-bind=cores",))
+
+
+@pytest.mark.parametrize("is_job", [True, False], ids=["Slurm", "hosts of its own"])
+def test_mpirun_is_started_once(is_job):
+    """Options of mpirun stay and count the trial's processes; nothing of torchrun stands behind python."""
+    mpi = "mpirun -np 32 --map-by ppr:8:node:PE=4 -x NCCL_DEBUG -x MASTER_ADDR=h python"
+    script = ARRAYS.replace('torchrun "${LAUNCH[@]}"', mpi)
+    script = script.replace("\n", "\n#SBATCH --nodes=4\n", 1) if is_job else script
+
+    command = IMPORTERS["megatron"](script).command
+
+    begin = ("mpirun", "-np", "{num_devices}", "--map-by", "ppr:{devices_per_host}:node:PE=4", "-x", "NCCL_DEBUG")
+    assert command.arguments[:11] == (*begin, "-x", "MASTER_ADDR={master_address}", "python", "pretrain_gpt.py")
+    assert command.unknown == ()
+    if is_job:
+        assert command.slurm.tasks == "once"
+    else:
+        assert (command.slurm, command.launch) == (None, "once")

@@ -91,7 +91,11 @@ def test_secrets_are_not_stored(load):
     [
         ("trial.command=[]", "trial.command"),
         ("trial.command=[run, '{tpp}']", "trial.command.1 = '{tpp}': has no value for {tpp}; did you mean 'tp'?"),
-        ("trial.command=[run]", "trial.flags = 'megatron': are set, but no argument of the command takes them"),
+        (
+            "trial.command=[run]",
+            "trial.flags = 'megatron': are set, but the command has no {flags}, and its own words tell no "
+            "configuration",
+        ),
         ("trial.flags=null", "trial.flags: is required, because the command contains {flags}"),
         ("trial.flags=megatorn", "did you mean 'megatron'"),
         ("trial.environment={A: '{tp'}", "trial.environment.A"),
