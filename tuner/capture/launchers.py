@@ -16,8 +16,11 @@ THROUGH = (
     *("srun", "sbatch", "salloc", "qsub", "jsrun", "aprun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "ray"),
     *("docker", "podman", "nvidia-docker", "singularity", "apptainer", "enroot", "numactl", "nsys", "sudo"),
     *("conda", "mamba", "micromamba", "uv", "poetry", "pixi"),
+    *("taskset", "nice", "ionice", "timeout", "stdbuf", "chrt", "ncu"),
 )
 """Programs that start another command; a stand-in runs that command here, where it meets the next stand-in."""
+RUN_BESIDES = ("nice", "ionice", "timeout", "stdbuf", "chrt", "taskset")
+"""Those of them that really run where they start no command that is known."""
 HELD_BACK = (
     *("rm", "rmdir", "kill", "pkill", "killall", "scancel", "shutdown", "reboot"),
     *("ssh", "pdsh", "scp", "rsync", "wget", "curl", "git", "aws", "gsutil", "hf", "huggingface-cli", "wandb"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -76,3 +78,18 @@ def files_among(words: tuple[str, ...], directory: Path) -> dict[str, str]:
         except (OSError, UnicodeDecodeError):
             continue
     return found
+
+
+_BLANK = "\u00a0"
+"""Stands for a blank in the words of a command whose output is not known, so that a shell keeps them together."""
+
+
+def output_of(words: Sequence[str]) -> str:
+    """Return the text that stands for the output of a command which could not be run: one word of a shell."""
+    return f"$({' '.join(words)})".replace(" ", _BLANK)
+
+
+def split_outputs(word: str) -> list[tuple[str, bool]]:
+    """Split a word of a record into plain parts and commands `$(...)` whose output is not known."""
+    parts = re.split(rf"(\$\([^()]*{_BLANK}?[^()]*\))", word) if _BLANK in word else [word]
+    return [(part.replace(_BLANK, " "), part.startswith("$(") and _BLANK in part) for part in parts if part]

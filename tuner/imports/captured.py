@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 from hardware.io.errors import ConfigError, shorten
 from hardware.io.secret_texts import HIDDEN, hide, hide_command, hide_words, is_secret, secret_words
 from tuner.capture.launchers import TRAINING
-from tuner.capture.record import Record
+from tuner.capture.record import Record, split_outputs
 from tuner.capture.run_script import Capture
 from tuner.capture.slurm import Allocation
 from tuner.imports.bash.texts import Argument
@@ -35,6 +36,8 @@ _OF_DEEPSPEED = ("precision", "zero_stage", "offload")
 """Keys of the job in which DeepSpeed's file, and not the program's flags, decides."""
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 _PROCESS_STARTERS = ("srun", "mpirun", "mpiexec", "mpiexec.hydra")
+_SUBMITTERS = ("sbatch", "salloc", "qsub", "ray")
+"""Programs that submit a job, which a trial does in its own way."""
 _LAUNCHER_MODULES = ("torch.distributed.launch", "torch.distributed.run")
 _SHORTEST = 6
 """Length from which a secret is hidden wherever it occurs: a shorter one is a part of other words."""
@@ -173,11 +176,32 @@ def _as_script(record: Record, captured: Capture) -> str:
         for name, value in own.items()
         if name not in _RANKS and " --" not in value and not is_of_tool(name, value)
     }
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
+    asked = {name for name, value in kept.items() if _is_of_interpreter(value, captured)}
+    lines += [f"export {name}={'$(python)' if name in asked else shlex.quote(value)}" for name, value in kept.items()]
     lines.append(f"cd {shlex.quote(record.directory)}")
-    lines.append(shlex.join((*_srun(record), *record.words)))
+    lines.append(" ".join(_quoted(word) for word in (*_around(record), *record.words)))
     lines += [f"# {line}" for line in (_deepspeed_file(record) or "").splitlines()]  # its ZeRO stage counts
     return "\n".join((*lines, ""))
+
+
+def _is_of_interpreter(value: str, captured: Capture) -> bool:
+    """Return whether a value holds a path of the interpreter that runs Meshtune, which the script asked for it.
+
+    Where the environment of the script names that path, as an active virtual environment does, the path is the user's.
+    """
+    inherited = [text for name, text in captured.environment.items() if name != "PATH"]
+    return sys.prefix in value and not any(sys.prefix in text for text in inherited)
+
+
+def _quoted(word: str) -> str:
+    """Return a word as one of a shell script, in which only commands whose output is not known are expanded."""
+    parts = split_outputs(word)
+    return "".join(f'"{text}"' if is_command else shlex.quote(text) for text, is_command in parts) or "''"
+
+
+def _around(record: Record) -> tuple[str, ...]:
+    """Return the words of the launchers and containers around the command, outermost first; not those that submit."""
+    return tuple(word for outer in record.through if outer[0] not in _SUBMITTERS for word in outer)
 
 
 def _srun(record: Record) -> tuple[str, ...]:

@@ -258,3 +258,22 @@ def test_commands_that_are_held_back_are_shown_where_there_is_no_other(imported)
     """A loop over hosts ends in a message that shows the command which would have reached them."""
     with pytest.raises(ConfigError, match=r"held back 1: ssh host-1 'torchrun pretrain.py'"):
         imported("ssh host-1 'torchrun pretrain.py'\n")
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [("print('/data/a /data/b')", ("/data/a", "/data/b")), ("raise SystemExit(1)", ("$(python3 tool.py --list)",))],
+    ids=["it runs", "it fails"],
+)
+def test_a_command_keeps_its_wrappers_and_the_output_of_tools(imported, tmp_path, tool, words):
+    """Containers and numactl stay before the launcher. A tool's output is never empty: without one, its words stay."""
+    (tmp_path / "tool.py").write_text(tool, encoding="utf-8")
+    wrappers = "singularity exec --nv /img.sif numactl --membind=0 taskset -c 0-3"
+    text = f"#!/bin/bash\nD=$(python3 tool.py --list)\nsrun -l {wrappers} torchrun --nproc_per_node 8 pretrain_gpt.py"
+
+    command = imported(f"{text} {SIZES} {BATCH} --vocab-size 128 --data-path $D | tee log").command
+
+    at = command.arguments.index("--data-path")
+    assert command.arguments[: len(wrappers.split()) + 1] == (*wrappers.split(), "torchrun")
+    assert command.arguments[at + 1 : at + 1 + len(words)] == words
+    assert bool(command.unknown) == (words[0][0] == "$")

@@ -1,0 +1,80 @@
+"""The first trial of a study starts the words of its script, and every difference has a reason."""
+
+import json
+
+import pytest
+
+from tuner.imports.megatron_command import LEFT_OUT
+from tuner.imports.trial_words import DEVICES, HOSTS, MEETING
+
+MODEL = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
+    "--num-query-groups 8 --seq-length 4096 --max-position-embeddings 4096 --swiglu --normalization RMSNorm "
+    "--untie-embeddings-and-output-weights --disable-bias-linear --position-embedding-type rope --vocab-size 32000 "
+    "--micro-batch-size 1 --global-batch-size 512 --bf16 --tensor-model-parallel-size 2 --mock-data"
+)
+MOE = f"{MODEL} --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 8 --expert-tensor-parallel-size 1 --moe-grouped-gemm"
+SLURM = "#!/bin/bash\n#SBATCH --nodes=8\n#SBATCH --gpus-per-node=8\n"
+LAUNCH = "--nproc_per_node 8 --nnodes 8 --node_rank $SLURM_NODEID --master_addr h --master_port 1"
+RENDEZVOUS = [
+    ("--node_rank $SLURM_NODEID", "--node_rank {host_rank}", HOSTS),
+    ("--master_addr h", "--master_addr {master_address}", MEETING),
+    ("--master_port 1", "--master_port {master_port}", MEETING),
+]
+LOG = ("", "--log-interval 1", "each step of a trial is logged")
+PORT = ("", "--master-port={master_port}", MEETING)
+CASES = {
+    "containers and numactl": (
+        f"{SLURM}srun singularity exec --nv /img.sif numactl --membind=0 torchrun {LAUNCH} pretrain_gpt.py {MODEL}",
+        [*RENDEZVOUS, LOG],
+    ),
+    "precision of the optimizer": (
+        f"torchrun --nproc_per_node 8 pretrain_gpt.py {MODEL} --use-distributed-optimizer "
+        "--use-precision-aware-optimizer --main-grads-dtype bf16 --no-gradient-accumulation-fusion --log-interval 1",
+        [PORT],
+    ),
+    "dispatcher": (
+        f"torchrun --nproc_per_node 8 pretrain_gpt.py {MOE} --moe-token-dispatcher-type flex --moe-enable-deepep "
+        "--sequence-parallel --use-distributed-optimizer --log-interval 10 --save /ck",
+        [PORT, ("--log-interval 10", *LOG[1:]), ("--save /ck", "", LEFT_OUT["--save"])],
+    ),
+    "variables": (
+        "export CUDA_DEVICE_MAX_CONNECTIONS=32 MASTER_ADDR=h NCCL_IB_HCA=mlx5\n"
+        f"torchrun --standalone --nproc_per_node gpu --nnodes 1 pretrain_gpt.py {MODEL} --log-interval 1 "
+        "--context-parallel-size 2 --cp-comm-type allgather",
+        [("MASTER_ADDR", "MASTER_ADDR={master_address}", MEETING)],
+    ),
+    "mpirun": (
+        f"{SLURM}#SBATCH --ntasks-per-node=8\nmpirun -np 64 --npernode 8 -bind-to none python pretrain_gpt.py {MODEL}",
+        [LOG],
+    ),
+    "srun": (
+        f"{SLURM}#SBATCH --job-name=x\nsrun --ntasks-per-node=8 --cpu-bind=cores python -u pretrain_gpt.py {MODEL}",
+        [LOG, ("--job-name", "", "the job of each trial has its own")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), CASES.values(), ids=CASES)
+def test_the_first_trial_starts_the_words_of_the_script(meshtune, tmp_path, text, expected):
+    """Wrappers, dispatchers, number formats and variables stay; what a trial has of its own is told with its reason."""
+    (tmp_path / "train.sh").write_text(f"{text}\n", encoding="utf-8")
+    options = f"--from-megatron {tmp_path}/train.sh --out {tmp_path}/s.yaml --cluster dgx-h100 --devices-per-host 8"
+    ignored = ["--ignore-flags", "main-grads-dtype"] if "main-grads" in text else []
+
+    done = meshtune("init", *options.split(), *ignored, "--json")
+
+    assert done.status == 0, done.err
+    told = [(one["script"], one["trial"], one["why"]) for one in json.loads(done.out)["differences"]]
+    assert sorted(told) == sorted(expected)
+
+
+def test_the_words_end_the_answer(meshtune, tmp_path):
+    """People see each difference, or that there is none."""
+    text = f"torchrun --standalone --nproc_per_node 8 pretrain_gpt.py {MODEL} --log-interval 1\n"
+    (tmp_path / "train.sh").write_text(text, encoding="utf-8")
+
+    done = meshtune(*f"init --from-megatron {tmp_path}/train.sh --out {tmp_path}/s.yaml --cluster dgx-h100".split())
+
+    assert "Differences between the words of your script and of the first trial: none" in done.out
+    assert DEVICES not in done.out
