@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import stat
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +29,8 @@ from tuner.capture.launchers import (
     is_python,
     mpi_allocation,
 )
-from tuner.capture.record import Record, files_among, output_of
+from tuner.capture.program_output import is_read_by_shell, output_of_program, own_path
+from tuner.capture.record import Record, files_among
 from tuner.capture.slurm import Allocation, allocation_of, header_words, host_names, job_environment
 
 THROUGH_SO_FAR = "MESHTUNE_CAPTURE_THROUGH"
@@ -42,9 +40,6 @@ ALLOCATION = "MESHTUNE_CAPTURE_ALLOCATION"
 SUBMITTED = "MESHTUNE_CAPTURE_SUBMITTED"
 """Variable with the scripts that sbatch has begun around the present command, as JSON."""
 OWN = (THROUGH_SO_FAR, ALLOCATION, SUBMITTED)
-OUTPUT_WITHIN_S = 15.0
-"""Time that a program has whose output a script reads [s]."""
-_SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
 READS_ONLY = frozenset(("rev-parse", "describe", "symbolic-ref", "ls-files"))
 """Commands of git that only read, and whose answers scripts use."""
 
@@ -108,45 +103,9 @@ def _act(words: list[str], home: Home) -> int:
     ):
         return _run_really(words, home)
     _write(words, home, held_back=name in HELD_BACK)
-    if is_python(name) and _is_substituted():
-        _print_output(words, home)
+    if is_python(name) and is_read_by_shell():
+        sys.stdout.buffer.write(output_of_program(words, path=home.path, python=home.python, folder=home.folder))
     return 0
-
-
-def _is_substituted() -> bool:
-    """Return whether a shell around this command reads what it prints, as in `$(python3 tool.py)`."""
-    status = os.fstat(1)
-    if not stat.S_ISFIFO(status.st_mode):
-        return False
-    pipe, process = f"pipe:[{status.st_ino}]", os.getppid()
-    while process > 1:
-        folder = Path(f"/proc/{process}")
-        try:
-            is_shell = base_name(os.readlink(folder / "exe")) in _SHELLS
-            if is_shell and any(os.readlink(one) == pipe for one in (folder / "fd").iterdir() if one.name not in "12"):
-                return True
-            process = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            return False
-    return False
-
-
-def _print_output(words: list[str], home: Home) -> None:
-    """Print what a program prints, or the words of its command in `$( )` if it fails or does not end."""
-    found = shutil.which(words[0], path=home.path)
-    is_script = found is None or Path(found).open("rb").read(2) == b"#!"  # such as a shim, which goes by its own name
-    program = _link(home.python if found is None or is_script else found, home)
-    paths = (
-        one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one and not one.startswith(home.folder)
-    )
-    environment = {**os.environ, "PATH": home.path, "PYTHONPATH": os.pathsep.join(paths)}
-    try:
-        done = subprocess.run(  # noqa: S603 # the script's own
-            [program, *words[1:]], env=environment, stdout=subprocess.PIPE, timeout=OUTPUT_WITHIN_S, check=True
-        )
-        sys.stdout.buffer.write(done.stdout)
-    except (OSError, subprocess.SubprocessError):
-        sys.stdout.write(output_of(words))
 
 
 def _is_resubmitted(inner: tuple[str, ...]) -> bool:
@@ -199,14 +158,7 @@ def _run_really(words: list[str], home: Home) -> int:
     program = next((path for path in found if os.access(path, os.X_OK)), home.python)
     if is_python(words[0]):
         return _run([program, *words[1:]], dict(os.environ), home)
-    return _run([_link(program, home), *words[1:]], dict(os.environ), home)
-
-
-def _link(program: str, home: Home) -> str:
-    """Return a path of the capture through which a program is not taken for one of the script."""
-    link = Path(home.folder) / "records" / os.urandom(16).hex()
-    link.symlink_to(program)
-    return str(link)
+    return _run([own_path(program, home.folder), *words[1:]], dict(os.environ), home)
 
 
 def _run(command: Sequence[str], environment: dict[str, str], home: Home) -> int:

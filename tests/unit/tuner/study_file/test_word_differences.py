@@ -13,7 +13,10 @@ MODEL = (
     "--untie-embeddings-and-output-weights --disable-bias-linear --position-embedding-type rope --vocab-size 32000 "
     "--micro-batch-size 1 --global-batch-size 512 --bf16 --tensor-model-parallel-size 2 --mock-data"
 )
-MOE = f"{MODEL} --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 8 --expert-tensor-parallel-size 1 --moe-grouped-gemm"
+MOE = (
+    f"{MODEL} --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 8 --expert-tensor-parallel-size 1 "
+    "--moe-grouped-gemm"
+)
 SLURM = "#!/bin/bash\n#SBATCH --nodes=8\n#SBATCH --gpus-per-node=8\n"
 LAUNCH = "--nproc_per_node 8 --nnodes 8 --node_rank $SLURM_NODEID --master_addr h --master_port 1"
 RENDEZVOUS = [
