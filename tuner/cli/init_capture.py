@@ -113,7 +113,7 @@ def _explanation(command: Sequence[str], limit_s: float) -> str:
             f"  Nothing trains: {', '.join(TRAINING[:5])} and the like only write down their arguments.",
             f"  Looked through, so that the command in them is captured too: {', '.join(THROUGH)}.",
             f"  Held back: {', '.join(HELD_BACK)}.",
-            "  All other commands of the script really run, also `python -c`, a program on Python's standard input, and",
-            "  one whose output the script reads, as in `$(python3 tool.py)`.",
+            "  All other commands of the script really run, also `python -c`, a program on Python's standard input,",
+            "  and one whose output the script reads, as in `$(python3 tool.py)`.",
         )
     )

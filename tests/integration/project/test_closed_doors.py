@@ -32,7 +32,8 @@ EXCEPTIONS = {
     (
         "tuner/capture/program_output.py",
         "subprocess.run",
-    ): "a program of the script whose output it reads, for some seconds",
+    ): "a program whose output the script reads, as a list of words",
+    ("tuner/capture/program_output.py", "subprocess.run"): "a program whose output the script reads, for some seconds",
     ("tuner/capture/room/enter.py", "os.execve"): "the user's script behind its boundary, as a list of arguments",
     ("trials/on_ray/local.py", "subprocess.Popen"): "our own module, as a list of arguments",
     ("trials/ranks/processes.py", "subprocess.Popen"): "our own module, as a list of arguments",
