@@ -51,12 +51,15 @@ def output_of_program(words: Sequence[str], *, path: str, python: str, folder: s
     own = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one and not one.startswith(folder)]
     environment = {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(own)}
     try:
-        done = subprocess.run(  # noqa: S603 # the script's own
-            [program, *words[1:]], env=environment, stdout=subprocess.PIPE, timeout=WITHIN_S, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
+        process = subprocess.Popen([program, *words[1:]], env=environment, stdout=subprocess.PIPE)  # noqa: S603 # the script's own
+    except OSError:
         return output_of(words).encode()
-    return done.stdout
+    try:
+        printed, _ = process.communicate(timeout=WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+    return printed if process.returncode == 0 else output_of(words).encode()
 
 
 def own_path(program: str, folder: str) -> str:

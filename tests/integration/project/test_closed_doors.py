@@ -29,11 +29,7 @@ EXCEPTIONS = {
     ("tuner/dashboard/server.py", "wsgiref.simple_server.WSGIServer"): "pages to read, for known host names only",
     ("trials/jax_training/rank_program.py", "socket.create_server"): "holds a port for a moment; accepts nothing",
     ("tuner/capture/stand_in.py", "os.spawnvpe"): "a command inside the captured one, as a list of arguments",
-    (
-        "tuner/capture/program_output.py",
-        "subprocess.run",
-    ): "a program whose output the script reads, as a list of words",
-    ("tuner/capture/program_output.py", "subprocess.run"): "a program whose output the script reads, for some seconds",
+    ("tuner/capture/program_output.py", "subprocess.Popen"): "a program whose output the script reads, as a list",
     ("tuner/capture/room/enter.py", "os.execve"): "the user's script behind its boundary, as a list of arguments",
     ("trials/on_ray/local.py", "subprocess.Popen"): "our own module, as a list of arguments",
     ("trials/ranks/processes.py", "subprocess.Popen"): "our own module, as a list of arguments",
