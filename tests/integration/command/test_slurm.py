@@ -108,6 +108,29 @@ class TestSlurmJobs(BackendContract):
         return ConfigGrid.from_configs([ParallelConfig(dp=2, mbs=1), ParallelConfig(tp=2, mbs=4)], ())
 
 
+@pytest.mark.parametrize("tasks", ["per_device", "once"])
+def test_a_job_starts_the_command_as_the_study_says(jobs_of, tmp_path, tasks):
+    """Once for each device, with the variables that torch.distributed reads, or once in all, with none of them."""
+    script = (
+        'echo "$RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT" > "$0/at-$SLURMD_NODENAME-$LOCAL_RANK"; '
+        '[ "0$RANK" -eq 0 ] || exit 0; echo "iteration 1/ 9 | elapsed time per iteration (ms): 5.0 |"'
+    )
+    two = read_described_cluster({"name": "cpu-host", "hosts": 2, "devices_per_host": 2}, tmp_path).cluster
+    backend = jobs_of(arguments=("bash", "-c", script, str(tmp_path)), cluster=two, warmup_steps=0, steps=1)
+    sbatch = (*backend.slurm.sbatch, "--ntasks-per-node=2")
+    backend = replace(backend, slurm=replace(backend.slurm, tasks=tasks, sbatch=sbatch))
+
+    found = backend.measure(ParallelConfig(dp=4), trial_number=0)
+
+    told = {path.name: path.read_text().split() for path in tmp_path.glob("at-*")}
+    assert found.status is Status.OK, found.log_tail
+    if tasks == "once":
+        assert list(told.values()) == [[":"]]
+        return
+    assert sorted(words[:3] for words in told.values()) == [[str(rank), str(rank % 2), "4"] for rank in range(4)]
+    assert len({words[3] for words in told.values()}) == 1
+
+
 def test_a_job_starts_the_command_on_every_host(jobs_of, tmp_path):
     """Each host is told its rank, all of them one address and port, and no output is left in the shared folder."""
     script = 'echo "$0 $1 $2" > "$3/$SLURMD_NODENAME"; [ $0 = 0 ] || exit 0; echo "step (ms): 5.0 it\'s"; echo "{}"'

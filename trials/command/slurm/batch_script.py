@@ -41,7 +41,9 @@ _HEAD = f"""\
 #!/bin/bash
 export MESHTUNE_MASTER_ADDRESS="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 export MESHTUNE_MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))
+unset RANK WORLD_SIZE
 """
+"""Beginning of each script; the ranks of the process that submits the job would mislead the command."""
 
 
 _RANKS = """\
