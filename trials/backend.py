@@ -22,6 +22,7 @@ from costmodels.job.proxy_job import Reduction
 from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.io.errors import ConfigError
 from trials.ranks.contract import AbstractRanks, RankSetup
+from trials.started import Started
 
 Origin = Literal["measured", "synthetic"]
 """Origin of step times: measured on real devices, or computed by a simulated world."""
@@ -308,6 +309,11 @@ class AbstractBackend(ABC):
         return self.origin if self.clock == "wall" else f"{self.origin}, {CLOCK_WORDS[self.clock]}"
 
     @property
+    def trial_in_words(self) -> str:
+        """Sentence on what a trial of this backend is."""
+        return "A trial of this study starts no command of yours: Meshtune answers it by itself."
+
+    @property
     def abilities(self) -> frozenset[TrialAbility]:
         """Abilities of the trials beyond measuring configurations of their own job."""
         return frozenset()
@@ -387,6 +393,14 @@ class AbstractBackend(ABC):
     def kept_logs(self) -> dict[int, tuple[Path, ...]]:
         """Return the whole logs of trials that this machine keeps, in the order of hosts, by the trial's number."""
         return {}
+
+    def starts(self, config: ParallelConfig, *, trial_number: int) -> Started:  # noqa: ARG002 # most start no command
+        """Return what a trial of a configuration would start, without starting it."""
+        return Started(in_words=self.trial_in_words)
+
+    def keeping_logs(self, folder: Path) -> Self:  # noqa: ARG002 # most backends keep no logs
+        """Return this backend with whole logs of trials kept in a folder, unless they are kept already."""
+        return self
 
     @abstractmethod
     def measure(

@@ -72,6 +72,34 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "hosts": "hosts on which the best runs; those that were lost at the end are missing",
         }
     },
+    "trial": {
+        "with `--dry-run`": {
+            "config": "configuration of the trial",
+            "starts": "sentence on what starts where, and how often",
+            "command": "words of the user's command on one host; null if a trial starts none",
+            "environment": "variables that are set for it; null for one that is removed",
+            "directory": "directory of the command; null without one",
+            "files": "texts of the files that the trial gets copies of, by the placeholders of their paths",
+            "submit": "words of the command that submits the batch file; null without a queue",
+            "batch_file": "batch file of the trial; null without a queue",
+        },
+        "with `--once`": {
+            "config": "configuration of the trial",
+            "status": "outcome: `ok`, `out_of_memory`, `crashed`, `timeout`, `incident`",
+            "reason": "sentence on the cause of the outcome; empty if there is nothing to say",
+            "step_time_s": "median time of the measured steps [s]; null unless the trial ended well",
+            "step_times_s": "time of each measured step [s]",
+            "predicted_s": "step time that the cost model predicts [s]",
+            "log_step_time_s": "step time of the log that `measured` in the study states [s]; null without one, and "
+            "for other configurations than the current one",
+            "ratio_to_log": "the measured step time over the log's; null without both",
+            "peak_memory_bytes": "peak memory of the fullest device; null if the log states none",
+            "source": "origin of the step time: `measured` or `synthetic`",
+            "clock": _CLOCK,
+            "kept_as": "number of the trial in the study; null if it is not kept",
+            "not_kept": "reason why it is not kept; null if it is",
+        },
+    },
     "init": {
         "": {
             "written": "study file that was written",

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.training_job import TrainingJob
@@ -31,11 +31,13 @@ from trials.command.slurm.job_program import JobPlan
 from trials.command.slurm.jobs import SlurmJobs, job_plan
 from trials.command.slurm.queue import cancel_named, check_programs
 from trials.command.trace_program import add_traces
+from trials.command.what_starts import shown_plan, what_starts
 from trials.framework_flags import Flags, WordRules, WriteFlags
 from trials.knobs.knob import Knob, knob_environment, knob_file_keys, knob_words, today_of, without_knob_flags
 from trials.knobs.places import text_of
 from trials.rank_backend import AbstractRankBackend, is_cpu_cluster
 from trials.ranks.contract import AbstractRanks, RankSetup
+from trials.started import Started
 from trials.submitted_job import check_outlives_job
 
 Launch = Literal["per_host", "once"]
@@ -246,6 +248,17 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         """Return the job of one trial; Slurm gives it any of its hosts, which are alike."""
         hosts = len(hosts_of(self.cluster, config))
         return job_plan(jobs, plan, num_hosts=hosts, devices_per_host=self.cluster.devices_per_host)
+
+    def starts(self, config: ParallelConfig, *, trial_number: int) -> Started:
+        """Return the command, variables and files of a trial, and its batch file if it is a job."""
+        plan = shown_plan(self.plan(config, trial_number))
+        if self.slurm is None:
+            return what_starts(plan, None, num_hosts=len(self.hosts))
+        return what_starts(plan, self.job_of(self.slurm, plan, config), num_hosts=len(hosts_of(self.cluster, config)))
+
+    def keeping_logs(self, folder: Path) -> Self:
+        """Return this backend with whole logs kept in a folder, unless the study names one."""
+        return self if self.logs is not None else replace(self, logs=folder)
 
     def kept_logs(self) -> dict[int, tuple[Path, ...]]:
         """Return the whole logs in this machine's folder, in the order of their hosts, by the trial's number.

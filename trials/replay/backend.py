@@ -53,6 +53,11 @@ class ReplayBackend(AbstractBackend):
         check_seconds_per_trial(self.seconds_per_trial)
 
     @property
+    def trial_in_words(self) -> str:
+        """Sentence on what a trial is."""
+        return "A trial of this study starts no program: it reads a measured run from the rows of the study."
+
+    @property
     def origin(self) -> Origin:
         """Origin of the step times: published runs were measured."""
         return "measured"

@@ -129,6 +129,11 @@ class SimulatedBackend(AbstractBackend):
         return Setting(job=self.job, cluster=self.cluster, runtime=self.runtime)
 
     @property
+    def trial_in_words(self) -> str:
+        """Sentence on what a trial is."""
+        return "A trial of this study starts no program: its step time is computed, in a simulated world."
+
+    @property
     def origin(self) -> Origin:
         """Origin of the step times: synthetic."""
         return "synthetic"

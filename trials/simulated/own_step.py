@@ -42,6 +42,11 @@ class OwnSimulatedBackend(AbstractBackend):
     seconds_per_trial: float = 0.0
 
     @property
+    def trial_in_words(self) -> str:
+        """Sentence on what a trial is."""
+        return "A trial of this study starts no program: its step time is computed, in a simulated world."
+
+    @property
     def origin(self) -> Origin:
         """Origin of the step times: synthetic."""
         return "synthetic"

@@ -49,6 +49,14 @@ class AbstractTrainingBackend(StepOptions, AbstractRankBackend):
     spreads: bool = False
     hang_limit_s: float = 120.0
 
+    @property
+    def trial_in_words(self) -> str:
+        """Sentence on what a trial is: processes of ours that train."""
+        return (
+            f"A trial of this study starts no command of yours: Meshtune trains with {self.framework.title}, in one "
+            "process for each device, which Ray's workers start."
+        )
+
     @abstractmethod
     def work(self, config: ParallelConfig) -> AbstractWork:
         """Return the work of each rank in a trial."""

@@ -38,6 +38,7 @@ from tuner.cli import plan as cli_plan
 from tuner.cli import predictions as cli_predictions
 from tuner.cli import replan as cli_replan
 from tuner.cli import status as cli_status
+from tuner.cli import trial as cli_trial
 from tuner.cli import trials as cli_trials
 from tuner.cli import upkeep as cli_upkeep
 from tuner.cli import watch as cli_watch
@@ -398,6 +399,7 @@ app.command(short_help="Fit a runtime's profile, or time operators on this machi
 
 
 app.command()(cli_status.status)
+app.command(short_help="Print what one trial starts, or run one.")(cli_trial.trial)
 app.command(short_help="Print the table of a study's trials.")(cli_trials.trials)
 app.command(short_help="Look for damage and for what dead drivers have left.")(cli_upkeep.doctor)
 app.command(short_help="Copy a study's storage, while it runs or afterwards.")(cli_upkeep.backup)

@@ -35,7 +35,9 @@ Storage = Annotated[
 Config = Annotated[
     str,
     Option(
-        "--config", metavar="pp=4,tp=2,...", help="Configuration; a dimension not named is 1 or has the job's value."
+        "--config",
+        metavar="pp=4,tp=2,...",
+        help="Configuration, or `current`; a dimension not named is 1 or has the job's value.",
     ),
 ]
 
@@ -49,6 +51,9 @@ Network = Annotated[
     Path | None,
     Option("--network", metavar="TRACE", help="CSV trace of cluster changes, used instead of cluster.trace."),
 ]
+
+CURRENT = "current"
+"""Name of the study's current configuration, in place of its values."""
 
 FOUND_NOTHING = 1
 SOMETHING_WRONG = 1
@@ -145,14 +150,13 @@ def with_plans(
 def launchable_config(request: StudyRequest, text: str, missing: str = "") -> tuple[ParallelConfig, tuple[str, ...]]:
     """Parse the configuration of `--config` and return it with a note on each rule of the study that it breaks.
 
-    `missing` says what the cluster lacks at that time, for the message.
+    `current` names the study's current configuration. `missing` says what the cluster lacks at that time, for the
+    message.
 
     Raises:
-        ConfigError: The configuration cannot be launched at all.
+        ConfigError: The text names no configuration, or one that cannot be launched at all.
     """
-    from costmodels.job.parallel_config import parse_config
-
-    wanted = parse_config(text, request.problem.subject.defaults)
+    wanted = _named_config(request, text)
     try:
         notes = request.problem.subject.check_launchable(
             request.problem.options, wanted, current=request.problem.current, missing=missing
@@ -160,6 +164,23 @@ def launchable_config(request: StudyRequest, text: str, missing: str = "") -> tu
     except ConfigError as error:
         raise error.in_file(request.file) from None
     return wanted, notes
+
+
+def _named_config(request: StudyRequest, text: str) -> ParallelConfig:
+    """Return the configuration that a text names: the current one, or the values of its dimensions."""
+    from costmodels.job.parallel_config import parse_config
+
+    name = text.strip()
+    if not name.isalpha():
+        return parse_config(text, request.problem.subject.defaults)
+    if name != CURRENT:
+        raise ConfigError(
+            "names no configuration", key="--config", value=text, nearest=f"{CURRENT}, or values such as pp=4,tp=2"
+        )
+    if request.problem.current is None:
+        nearest = "values such as pp=4,tp=2, or `current:` in the study file"
+        raise ConfigError("the study states none", key="--config", value=text, nearest=nearest, file=request.file)
+    return request.problem.current
 
 
 def load(study: Path, overrides: list[str] | None = None, storage: str | None = None) -> StudyRequest:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tuner.run.loop
+import tuner.run.single_trial
 from tests.support.studies.broken_studies import study
 from tests.support.studies.command_line import Done, write_replay
 from tests.support.studies.in_process_executor import InProcessExecutor
@@ -27,7 +28,8 @@ def unconfigured(monkeypatch, tmp_path):
 @pytest.fixture
 def no_ray(monkeypatch):
     """Trials run in this process, so that a test need not wait for Ray."""
-    monkeypatch.setattr(tuner.run.loop, "RayExecutor", lambda backend, **_options: InProcessExecutor(backend))
+    for module in (tuner.run.loop, tuner.run.single_trial):
+        monkeypatch.setattr(module, "RayExecutor", lambda backend, **_options: InProcessExecutor(backend))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ OPERATORS = ROOT / "configs" / "placements" / "operators-4.yaml"
 SMALL = ROOT / "configs" / "studies" / "cpu-gpt.yaml"
 
 
+@pytest.mark.usefixtures("no_ray")
 @pytest.mark.parametrize(
     ("line", "when"),
     [
@@ -34,6 +35,8 @@ SMALL = ROOT / "configs" / "studies" / "cpu-gpt.yaml"
         (f"replan {SMALL} --trace network.csv --robust mean", "with `--robust` instead"),
         (f"watch {SMALL} --hosts-from network.csv --once", ""),
         ("status FINISHED", ""),
+        (f"trial STUDY --config {CONFIG} --dry-run", "with `--dry-run`"),
+        (f"trial STUDY --config {CONFIG} --once", "with `--once`"),
         ("trials FINISHED", ""),
         ("best FINISHED", ""),
         ("estimate FINISHED --tokens 1e12", ""),
