@@ -21,6 +21,7 @@ from hardware.io.config_file import parse_yaml
 from hardware.io.errors import ConfigError
 from tuner.imports.imported import Doubt, Imported, Unread
 from tuner.imports.keys import Keys
+from tuner.imports.tokenizer_files import rows_of_files
 from tuner.imports.vocabulary import named_by
 
 _SIGNS = {
@@ -301,11 +302,13 @@ def _model(keys: Keys, unread: list[Unread]) -> tuple[dict[str, Any], dict[str, 
 def _vocab_size(keys: Keys) -> int | None:
     """Return the rows of the embedding table, if the file states them or names a known tokenizer."""
     padded = keys.count("padded_vocab_size")
-    known = named_by(keys.text("vocab_file"))
-    if padded is not None or known is None:
+    file = keys.text("vocab_file")
+    stated, known = rows_of_files(file) if file else None, named_by(file)
+    if padded is not None or (stated is None and known is None):
         return padded
+    rows = stated[0] if stated is not None else known.rows if known is not None else 0
     multiple = keys.number("make_vocab_size_divisible_by", default=_DIVISIBLE_BY)
-    return -(-known.rows // multiple) * multiple
+    return -(-rows // multiple) * multiple
 
 
 def _mlp(keys: Keys, hidden_size: int) -> tuple[int, bool]:

@@ -21,7 +21,7 @@ from typing import Any
 from hardware.io.errors import ConfigError
 from tuner.imports.flags import Flags
 from tuner.imports.megatron_hidden import Hidden
-from tuner.imports.vocabulary import propose
+from tuner.imports.vocabulary import propose, why_unknown
 
 _SIZES = {
     "num_layers": "--num-layers",
@@ -32,7 +32,10 @@ _SIZES = {
 GATED = ("--swiglu", "--geglu", "--quick-geglu", "--gelu-tanh", "--glu-activation", "--gated-linear-unit")
 """Flags of activations that multiply by a gate, so that an MLP has three matrices."""
 _ONE_MORE = ("NullTokenizer", "NullMultimodalTokenizer")
-"""Tokenizers with one entry more than --vocab-size, for the end of a document (megatron/training/tokenizer)."""
+"""Tokenizers with one entry more than --vocab-size, for the end of a document (megatron/training/tokenizer).
+
+From megatron-core 0.18 on they have none more: within the padding, unless --vocab-size is a multiple of it.
+"""
 _ROTARY = (
     *("--use-rotary-position-embeddings", "--no-position-embedding", "--rope-style"),
     *("--use-llama2-rotary-position-embeddings", "--use-mistral-rotary-position-embeddings"),
@@ -58,6 +61,8 @@ def model_of(flags: Flags) -> tuple[dict[str, Any], dict[str, str]]:
     if not {"num_layers", "hidden_size", "num_heads"} & set(known):
         return {}, {}
     missing = {name: _SIZES[name] for name in sizes if name not in known}
+    if "vocab_size" in missing and not flags.is_unknown("--vocab-size"):
+        missing["vocab_size"] = why_unknown(flags)
     if "num_layers" in known:
         known["num_layers"] -= len(noop_layers(flags))
     if "hidden_size" in known and "num_heads" in known:

@@ -87,17 +87,9 @@ def test_a_dry_run_shows_the_batch_file(commanded, meshtune, monkeypatch):
 def test_hosts_differ_by_names_only(commanded, meshtune):
     """On several hosts, what only a host knows stays as its placeholder."""
     command = "trial.command=[torchrun, --node-rank, '{host_rank}', '{master_address}:{master_port}', '{tp}']"
-    changes = (
-        "--set",
-        "cluster.hosts=2",
-        "--set",
-        "trial.launch=per_host",
-        "--set",
-        command,
-        "--set",
-        "current={tp: 2, dp: 2}",
-    )
-    told = meshtune("trial", commanded, "--dry-run", "--json", *changes)
+    changes = ("cluster.hosts=2", "trial.launch=per_host", command, "current={tp: 2, dp: 2}")
+    options = [word for change in changes for word in ("--set", change)]
+    told = meshtune("trial", commanded, "--dry-run", "--json", *options)
 
     assert told.status == 0, told.err
     assert told.json["command"] == ["torchrun", "--node-rank", "{host_rank}", "{master_address}:{master_port}", "2"]
