@@ -11,7 +11,16 @@ from dataclasses import dataclass
 
 JOB_ID = "1"
 """Number of the job that a captured script believes to be."""
-_SHORT = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus"}
+_SHORT = {
+    "-N": "--nodes",
+    "-n": "--ntasks",
+    "-G": "--gpus",
+    "-c": "--cpus-per-task",
+    "-J": "--job-name",
+    "-p": "--partition",
+    "-A": "--account",
+    "-q": "--qos",
+}
 _COUNTED = ("--nodes", "--ntasks", "--ntasks-per-node", "--gpus-per-node", "--gres", "--gpus", "--gpus-per-task")
 _NUMBER = re.compile(r"(?:gpu|npu)?:?(?:[\w.-]*[A-Za-z][\w.-]*:)?([0-9]{1,6})(?:-[0-9]+)?")
 """Value of an option: --nodes may be a range, and --gres and --gpus name a kind before the number."""
@@ -78,6 +87,47 @@ def _pairs(words: Sequence[str]) -> Iterable[tuple[str, str]]:
             yield name, value if equals else following
         elif word[:2] in _SHORT:
             yield _SHORT[word[:2]], word[2:].lstrip("=") or following
+
+
+_AS_STATED = {
+    "--cpus-per-task": "SLURM_CPUS_PER_TASK",
+    "--gpus": "SLURM_GPUS",
+    "--gpus-per-node": "SLURM_GPUS_PER_NODE",
+    "--gpus-per-task": "SLURM_GPUS_PER_TASK",
+    "--ntasks-per-node": "SLURM_NTASKS_PER_NODE",
+    "--threads-per-core": "SLURM_THREADS_PER_CORE",
+    "--job-name": "SLURM_JOB_NAME",
+    "--partition": "SLURM_JOB_PARTITION",
+    "--account": "SLURM_JOB_ACCOUNT",
+    "--qos": "SLURM_JOB_QOS",
+}
+"""Options whose values a job finds, as they are written, in a variable that it has only with the option."""
+
+
+def stated_variables(header: Sequence[str]) -> dict[str, str]:
+    """Return the variables of a job that the words of its `#SBATCH` lines fix, with their values.
+
+    What Slurm decides when the job starts, such as the names of its hosts, is not among them; nor is a number of hosts
+    that is a range. Parts of a heterogeneous job have variables of their own.
+    """
+    if {"hetjob", "packjob"} & set(header):
+        return {}
+    options = {name: value.strip("'\"") for name, value in _pairs(header)}
+    found = {_AS_STATED[name]: value for name, value in options.items() if name in _AS_STATED and value}
+    if "," in found.get("SLURM_JOB_PARTITION", ""):
+        del found["SLURM_JOB_PARTITION"]  # one of several
+    job = allocation_of(header)
+    if job.hosts and "-" not in options.get("--nodes", ""):
+        found |= {"SLURM_NNODES": str(job.hosts), "SLURM_JOB_NUM_NODES": str(job.hosts)}
+        if job.tasks_per_host:
+            tasks, each = str(job.hosts * job.tasks_per_host), str(job.tasks_per_host)
+            found |= {"SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks}
+            found["SLURM_TASKS_PER_NODE"] = each if job.hosts == 1 else f"{each}(x{job.hosts})"
+    elif (tasks := options.get("--ntasks", "")).isdigit():
+        found |= {"SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks}
+    if job.devices_per_host:
+        found["SLURM_GPUS_ON_NODE"] = str(job.devices_per_host)
+    return found
 
 
 def host_names(hosts: int) -> list[str]:

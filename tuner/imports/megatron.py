@@ -97,8 +97,11 @@ def import_flags(
     model, missing = model_of(flags)
     if model:
         missing |= hidden_sizes(flags, flags.asked, hidden)
+    else:
+        found.needed("model", "--num-layers", "--hidden-size", "--num-attention-heads")
     degrees = degrees_of(found)
     job = job_of(found, beside)
+    found.needed("sequence_length", "--seq-length", "--decoder-seq-length", "--encoder-seq-length")
     unread = {*found.open} - {"zero_stage"} | (
         {"zero_stage"} if found.may_hold("--use-distributed-optimizer") else set()
     )

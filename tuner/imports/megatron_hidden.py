@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, starmap
 from typing import TypeVar
 
 from hardware.io.errors import ConfigError, quote_value
-from tuner.imports.bash.script import Script
+from tuner.imports.bash.script import UNDER_A_CONDITION, Script
 from tuner.imports.bash.texts import Argument
 from tuner.imports.flags import Flags, flag_name, flags_among
 from tuner.imports.imported import Unread
@@ -38,6 +38,12 @@ class Hidden:
     word: Unread
     flags: frozenset[str] = frozenset()
     may_hold_more: bool = True
+
+    def place_of(self, flags: Iterable[str]) -> str:
+        """Return where the word holds one of these flags: surely but under a condition, or perhaps."""
+        if UNDER_A_CONDITION in self.word.why and not self.flags.isdisjoint(flags):
+            return f"stands in {self.word.what}, which is set on line {self.word.line} {UNDER_A_CONDITION}"
+        return f"may stand in {self.word.what} (line {self.word.line})"
 
 
 def hidden_words(words: Sequence[Argument], script: Script) -> tuple[Hidden, ...]:
@@ -158,6 +164,11 @@ class Found:
             return None
         return default
 
+    def needed(self, name: str, *flags: str) -> None:
+        """Record why a key that every study needs is open, if a hidden word may hold its missing flags."""
+        if name not in self.open and not self.flags.has(*flags) and (why := self._why_hidden(flags)):
+            self.open[name] = why
+
     def may_change(self, name: str, *flags: str) -> bool:
         """Return whether a hidden word holds one of the flags under some condition; the key is then open."""
         why = self._why_hidden(flags, surely=True)
@@ -174,7 +185,5 @@ class Found:
 
         With `surely` only words count whose flags are known, and known to be there under some condition.
         """
-        words = [
-            one.word for one in self.hidden if not one.flags.isdisjoint(flags) or (one.may_hold_more and not surely)
-        ]
-        return f"may stand in {', '.join(f'{word.what} (line {word.line})' for word in words)}" if words else ""
+        words = [one for one in self.hidden if not one.flags.isdisjoint(flags) or (one.may_hold_more and not surely)]
+        return " and ".join(dict.fromkeys(one.place_of(flags) for one in words))

@@ -82,9 +82,7 @@ def hidden_sizes(flags: Flags, read: Collection[str], hidden: Iterable[Hidden]) 
     sized = {name for name in read if not name.startswith(("--tokenizer", "--patch-tokenizer", "--vocab-file"))}
     found = {one.what: str(one) for one in flags.unread if one.what in sized and flags.is_unknown(one.what)}
     for one in hidden:
-        found |= {
-            name: f"{name} may stand in {one.word.what} (line {one.word.line})" for name in sized & (one.flags or set())
-        }
+        found |= {name: f"{name} {one.place_of([name])}" for name in sized & (one.flags or set())}
     keys = {flag: key for key, flag in _SIZES.items()}
     return {keys.get(flag, flag): why for flag, why in sorted(found.items())}
 

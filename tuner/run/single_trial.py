@@ -15,6 +15,7 @@ from pathlib import Path
 
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.io.errors import ConfigError
+from hardware.io.input_file import open_input
 from hardware.io.temporary import temporary_folder
 from trials.backend import AbstractBackend, Observation
 from trials.on_ray.executor import RayExecutor
@@ -62,7 +63,7 @@ class LogFollower:
         for path in self._paths()[:1]:
             if (str(path), path.stat().st_ino) in self._old:
                 return
-            with path.open("rb") as file:
+            with open_input(path) as file:
                 file.seek(self.told)
                 read = file.read()
             whole = read[: read.rfind(b"\n") + 1]

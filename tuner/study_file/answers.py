@@ -144,7 +144,8 @@ def _missing(imported: Imported, added: Added) -> Iterable[tuple[str, str]]:
         yield _option("devices_per_host"), why
     has_model = added.model is not None or imported.model_name
     if not has_model and not imported.model:
-        yield "--model NAME", "the model is not there: name of the catalog, or path of a config.json or a model's YAML"
+        why = imported.open.get("model", "is not there")
+        yield "--model NAME", f"the model {why}: name of the catalog, or path of a config.json or a model's YAML"
     for key, flag in {} if has_model else imported.missing.items():
         yield (
             _option(key) if key in QUESTIONS else "--model NAME",

@@ -215,7 +215,7 @@ def _merge(imported: Imported, added: Added) -> Imported:
             missing.pop(key, None)
         elif key not in _OF_CLUSTER:
             job[key] = value
-    known = {*degrees, *job}
+    known = {*degrees, *job} | ({"model"} if added.model is not None else set())
     answered = tuple(f"{key}: " for key in added.answers)
     of_file = ((degrees, imported.degrees), (job, imported.job))
     changed = [name for kind, own in of_file for name in own if kind[name] != own[name]]

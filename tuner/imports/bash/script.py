@@ -3,20 +3,20 @@
 It follows assignments, arrays, defaults (`${TP:-4}`), simple arithmetic, and the arguments that `set --` gives. It
 evaluates no condition: what stands in an `if`, a loop, a function or behind `&&` may run or not. Values that depend on
 that, or on a run, stay unknown, with the line and the reason. A variable that the script does not set counts as unset
-where the script gives it a default.
+where the script gives it a default. Variables that Slurm sets from the `#SBATCH` lines are known from the first.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from hardware.io.errors import shorten
 from hardware.io.secret_texts import hide_command
-from tuner.capture.slurm import header_words
+from tuner.capture.slurm import header_words, stated_variables
 from tuner.imports.bash.arithmetic import evaluate
 from tuner.imports.bash.texts import Argument, Piece, Text, argument_of, split_words
 from tuner.imports.bash.words import Part, Word, cut, parts_of_default
@@ -29,6 +29,9 @@ MAX_WORK = 60_000
 
 MAX_TEXT = 50_000
 """Limit on the words that may stand in a variable under some condition [characters]."""
+
+UNDER_A_CONDITION = "under a condition, in a loop or in a function"
+"""Reason why a variable that the script sets is not known."""
 
 MAX_NESTED = 20
 """Limit on the expansions within a default."""
@@ -73,7 +76,8 @@ class Script:
 
 def read_script(text: str) -> Script:
     """Read a bash script. Every text is accepted, so that this function never fails."""
-    reader, words = _Reader(), list[Word]()
+    header = header_words(text)
+    reader, words = _Reader(stated_variables(header)), list[Word]()
     for token in cut(text):
         reader.work += 1
         if reader.work > MAX_WORK:
@@ -90,7 +94,7 @@ def read_script(text: str) -> Script:
         exported=tuple(dict.fromkeys(reader.exported)),
         sourced=tuple(reader.sourced),
         defaulted=tuple(dict.fromkeys(reader.defaulted)),
-        header=tuple(header_words(text)),
+        header=tuple(header),
     )
 
 
@@ -116,8 +120,11 @@ _ENVIRONMENTS = re.compile(r"(set_?env|activate|conda|bashrc|profile|modules?|va
 class _Reader:
     """State at one place of the script: variables, open blocks, and commands found so far."""
 
-    def __init__(self) -> None:
-        self.variables: dict[str, Text] = {}  # elements of arrays are whole pieces, with blanks between them
+    def __init__(self, given: Mapping[str, str]) -> None:
+        """Begin with the variables that the script is given, which nothing but an assignment changes."""
+        self.given = frozenset(given)
+        # elements of arrays are whole pieces, with blanks between them
+        self.variables: dict[str, Text] = {name: (Piece(text=text, line=0),) for name, text in given.items()}
         self.exported: list[str] = []
         self.commands: list[Command] = []
         self.sourced: list[Argument] = []
@@ -170,7 +177,7 @@ class _Reader:
         self.unsettled = f"may be set by `{shorten(hide_command(command), 40)}` on line {line}, which is not read"
         self.work += len(self.variables)
         for name in self.variables:
-            if name.isidentifier():
+            if name.isidentifier() and name not in self.given:
                 self._forget(name, self.unsettled, line)
 
     # Commands
@@ -382,7 +389,7 @@ def _uncertain(name: str, may_be: Text, line: int) -> Text:
     words = map(argument_of, split_words(_split(may_be)))
     # A word that is unknown stays one word.
     held = " ".join(re.sub(r"\s", "", word.text) if word.otherwise is None else word.otherwise for word in words)
-    why = f"${name} is set on line {line} under a condition, in a loop or in a function"
+    why = f"${name} is set on line {line} {UNDER_A_CONDITION}"
     return (Piece(text=f"${name}", line=line, unknown=why, otherwise=held if len(held) < MAX_TEXT else None),)
 
 

@@ -372,13 +372,33 @@ def test_a_wrong_answer_names_its_option(meshtune, tmp_path, option, value, vali
     assert_users_mistake(init(meshtune, tmp_path, ARRAYS, option, value), f"{option} = '{value}'", valid)
 
 
+REWRITTEN = """#!/bin/bash
+MODEL=(--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --vocab-size 32000)
+if [ "$LONG" = 1 ]; then
+  MODEL=(--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 16384 --vocab-size 32000)
+fi
+torchrun --nproc_per_node 8 pretrain_gpt.py "${MODEL[@]}" --micro-batch-size 1 --global-batch-size 64 --bf16
+"""
+
+
+def test_what_stands_in_a_rewritten_array_is_said_to(meshtune, tmp_path):
+    """Flags in an array that an `if` rewrites are asked for as what they are, and a run of the script is offered."""
+    done = init(meshtune, tmp_path, REWRITTEN)
+
+    place = "stands in $MODEL, which is set on line 4 under a condition, in a loop or in a function"
+    assert_users_mistake(done, f"--model NAME: the model {place}", f"--sequence-length N: {place}", "init --capture")
+    assert "does not state it" not in done.err
+    answered = init(meshtune, tmp_path, REWRITTEN, "--model", "llama-7b", "--sequence-length", "4096")
+    assert answered.status == 0, answered.err
+
+
 def test_a_flag_under_a_condition_is_asked_for_alone(meshtune, tmp_path):
     """Where a script decides by itself whether it adds a flag, only that flag's key is asked for."""
     script = ARRAYS.replace("    --sequence-parallel\n)", ")\nif [ $TP -gt 1 ]; then LAYOUT+=(--sequence-parallel); fi")
 
     done = init(meshtune, tmp_path, script)
 
-    assert_users_mistake(done, "--sequence-parallel BOOL: may stand in $LAYOUT (line")
+    assert_users_mistake(done, "--sequence-parallel BOOL: stands in $LAYOUT, which is set on line")
     assert len(done.err.splitlines()) == 4
     assert init(meshtune, tmp_path, script, "--sequence-parallel", "true").status == 0
 

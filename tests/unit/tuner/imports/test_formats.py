@@ -190,7 +190,9 @@ torchrun pretrain_gpt.py ${LAYOUT[@]} --use-distributed-optimizer
 
     assert "sequence_parallel" not in imported.job
     assert imported.open.keys() == {"sequence_parallel"}
-    assert imported.open["sequence_parallel"] == "may stand in $LAYOUT (line 2)"
+    assert imported.open["sequence_parallel"] == (
+        "stands in $LAYOUT, which is set on line 2 under a condition, in a loop or in a function"
+    )
     assert [(one.what, one.line) for one in imported.unread] == [("$LAYOUT", 2)]
     assert "flags in it were not read" in imported.unread[0].why
 

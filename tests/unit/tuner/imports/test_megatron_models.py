@@ -122,7 +122,9 @@ def test_sizes_under_a_condition_are_asked_for():
 
     missing = IMPORTERS["megatron"](head + LAUNCH.format(program="pretrain_gpt.py", flags="$GQA")).missing
 
-    assert missing["--group-query-attention"] == "--group-query-attention may stand in $GQA (line 1)"
+    assert missing["--group-query-attention"] == (
+        "--group-query-attention stands in $GQA, which is set on line 1 under a condition, in a loop or in a function"
+    )
 
 
 def test_no_op_layers_make_chunks_shorter():

@@ -79,6 +79,59 @@ def test_what_only_a_run_could_tell_stays_unknown(text, reason):
     assert command.words[2].unknown.startswith(reason)
 
 
+@pytest.mark.parametrize(
+    ("header", "line", "words"),
+    [
+        ("--gpus-per-node=4", "$SLURM_GPUS_PER_NODE ${SLURM_GPUS_ON_NODE:-8}", ["4", "4"]),
+        ("--gpus-per-node=h100:4", "$SLURM_GPUS_PER_NODE $SLURM_GPUS_ON_NODE", ["h100:4", "4"]),
+        ("--gres=gpu:a100:8", "$SLURM_GPUS_ON_NODE", ["8"]),
+        ("-N 2 -n16", "$SLURM_NNODES $SLURM_JOB_NUM_NODES $((SLURM_NTASKS)) $SLURM_NPROCS", ["2", "2", "16", "16"]),
+        ("--nodes=4 --ntasks-per-node=8", "$SLURM_NTASKS_PER_NODE $SLURM_NTASKS", ["8", "32"]),
+        ("--nodes=4 --ntasks-per-node=8", "$SLURM_TASKS_PER_NODE", ["8(x4)"]),
+        ("--nodes=2 --gpus-per-node=4", "$((SLURM_NNODES * SLURM_GPUS_PER_NODE))", ["8"]),
+        (
+            "-c 12 -J train -p gpu -A us",
+            "$SLURM_CPUS_PER_TASK $SLURM_JOB_NAME $SLURM_JOB_PARTITION",
+            ["12", "train", "gpu"],
+        ),
+    ],
+)
+def test_variables_of_slurm_follow_from_the_header(header, line, words):
+    """What Slurm sets from the script's own options is known, as if the script set it."""
+    script = read_script(f"#!/bin/bash\n#SBATCH {header} # as ever\nsource ./more.sh\nrun {line}\n")
+
+    command = next(one for one in script.commands if one.words[0].text == "run")
+    assert [word.text for word in command.words[1:]] == words
+    assert not any(word.unknown for word in command.words)
+    assert not script.defaulted
+
+
+@pytest.mark.parametrize(
+    ("header", "variable"),
+    [
+        ("--nodes=2-4", "SLURM_NNODES"),
+        ("--gres=gpu:8", "SLURM_GPUS_PER_NODE"),
+        ("--nodes=2", "SLURM_JOB_ID"),
+        ("--nodes=2", "SLURM_NODEID"),
+        ("--nodes=2", "SLURM_NTASKS_PER_NODE"),
+        ("-p gpu,big", "SLURM_JOB_PARTITION"),
+        ("--nodes=2\n#SBATCH hetjob\n#SBATCH --nodes=3", "SLURM_NNODES"),
+    ],
+)
+def test_what_the_header_leaves_to_slurm_stays_unknown(header, variable):
+    """A variable whose option is not given, or that a run alone decides, has no value."""
+    command = read_script(f"#!/bin/bash\n#SBATCH {header}\nrun ${variable}\n").commands[0]
+
+    assert command.words[1].unknown.startswith(f"${variable} on line")
+
+
+def test_an_assignment_replaces_slurms_value():
+    """A script that sets such a variable itself is taken at its word."""
+    command = read_script("#SBATCH --nodes=2\nSLURM_NNODES=3\nrun $SLURM_NNODES\n").commands[0]
+
+    assert command.words[1].text == "3"
+
+
 def test_nothing_is_run(tmp_path):
     """Commands of a script, in whatever form they stand there, leave no trace."""
     made = tmp_path / "made"
