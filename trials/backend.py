@@ -63,8 +63,8 @@ class Status(StrEnum):
     CRASHED = "crashed"
     """The program itself failed, with its own traceback or again and again: the candidate is removed."""
     INCIDENT = "incident"
-    """The machine failed (a killed worker, a lost node), again after one retry. This says nothing about the candidate,
-    which may be tried again. Incidents are counted separately."""
+    """The machine failed (a killed worker, a lost node) or the queue refused the job, again after one retry. This says
+    nothing about the candidate, which may be tried again. Incidents are counted separately."""
     PRUNED = "pruned"
     """The trial was stopped early because it was clearly slower than the best. Its steps are valid measurements, but
     they are too few for a step time."""

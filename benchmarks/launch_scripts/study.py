@@ -60,7 +60,7 @@ def study_of(read: Callable[[], Imported], truth: Truth, file: Path) -> Outcome:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             try:
-                made = new_study(imported, added, file=file, folder=folder)
+                made = new_study(imported, added, file=file, out=folder / "study.yaml")
                 if made.model_file:
                     (folder / made.model_file).write_text(made.model_text, encoding="utf-8")
                 (folder / "study.yaml").write_text(made.text, encoding="utf-8")

@@ -111,7 +111,7 @@ def _read_records(data: bytes, folder: Path) -> None:
         unread=tuple(unread),
     )
     script = folder / "train.sh"
-    made = new_study(import_captured(captured), ADDED["megatron"], file=script, folder=folder)
+    made = new_study(import_captured(captured), ADDED["megatron"], file=script, out=folder / "study.yaml")
     _load(made, folder)
 
 
@@ -123,7 +123,7 @@ def _target(framework: str, name: str, mutation: Mutation, *seeds: str) -> Targe
             imported = read_log(file)
         else:
             imported = read_import(framework, file, read_text(file, most_bytes=MOST_BYTES))
-        _load(new_study(imported, ADDED[framework], file=file, folder=folder), folder)
+        _load(new_study(imported, ADDED[framework], file=file, out=folder / "study.yaml"), folder)
 
     return Target(name=f"init: {framework}", read=read, mutation=mutation, seeds=lambda: tuple(map(str.encode, seeds)))
 

@@ -230,6 +230,7 @@ def _init_own_step(
         force: Whether to replace an existing file.
         as_json: Whether to print JSON.
     """
+    from trials.backend import TrialAbility
     from tuner.cli.options import whole_number
     from tuner.study_file.config import load_study
     from tuner.study_file.own_study_text import own_study_text
@@ -257,10 +258,11 @@ def _init_own_step(
         trial = folder / "study.yaml"
         trial.write_text(text, encoding="utf-8")
         try:
-            subject = load_study(trial).problem.subject
+            checked = load_study(trial)
         except ConfigError as error:
             key = error.key and error.key.replace(f"model.{world}", f"--from-{world}", 1)
             raise ConfigError(error.rule, key=key, value=error.value, nearest=error.nearest) from None
+    subject, trains = checked.problem.subject, TrialAbility.TRAINING in checked.trials.backend.abilities
     assert isinstance(subject, OwnStepSubject), "the text names such a step"
     devices, operators = subject.cluster.num_devices, len(subject.plans.graph().ops)
     write_file(out, text)
@@ -272,7 +274,7 @@ def _init_own_step(
     typer.echo(f"{factory}: {operators:,} operators, on {devices:,} devices")
     typer.echo("Next:")
     typer.echo(f"  meshtune rank {study}    # meshes and plans by their predicted step times")
-    typer.echo(f"  meshtune run {study}     # time them")
+    typer.echo(f"  meshtune run {study}     # {'time them' if trains else 'try them in a simulated world'}")
     typer.echo(f"  meshtune export {study} --to {world} --out sharded.py    # the best one as a module")
 
 
@@ -323,15 +325,16 @@ def _write(
     from tuner.study_file.config import load_study
     from tuner.study_file.new_study import new_study
 
-    made = new_study(imported, added, file=file, folder=out.parent)
-    if made.model_file:
-        _check_free(out.parent / made.model_file, force=force)
+    made = new_study(imported, added, file=file, out=out)
+    if made.model_file and (out.parent / made.model_file).exists() and not force:
+        rule = f"its model would be written to {made.model_file} beside it, which already exists"
+        raise ConfigError(rule, key="--out", value=str(out), nearest="another name, or --force, which replaces both")
     with temporary_folder("checking the study") as folder:
         # Load the same texts from a temporary folder first, so that no unloadable file is left behind.
         trial = folder / "study.yaml"
         beside = folder / "model.yaml"
         beside.write_text(made.model_text, encoding="utf-8")
-        checked = new_study(imported, added, file=file, folder=trial.parent, model_at=str(beside))
+        checked = new_study(imported, added, file=file, out=trial, model_at=str(beside))
         trial.write_text(checked.text, encoding="utf-8")
         try:
             request = load_study(trial)

@@ -44,7 +44,15 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     from tuner.search.proxy.extrapolation import extrapolated_of
     from tuner.search.stopping import StopReason
     from tuner.search.waiting import SLOTS, Slots
-    from tuner.storage.record import HISTORY, STOP_REASON, best_record, read_records
+    from tuner.storage.record import (
+        HISTORY,
+        STOP_REASON,
+        best_record,
+        counted,
+        excused_in_words,
+        num_failed,
+        read_records,
+    )
     from tuner.storage.stored_studies import StoredStudies
 
     studies = StoredStudies(request.storage)
@@ -86,7 +94,8 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         if under_way
         else stopped or ", ".join(filter(None, (f"{in_flight} trials running", slots.in_words(in_flight))))
     )
-    say(f"{request.name}: {payload['trials']} trials, {payload['failed']} failed; {state}")
+    ended, excused = counted(records), excused_in_words(records)
+    say(f"{request.name}: {len(ended)} trials, {num_failed(ended)} failed; {'; '.join(filter(None, (excused, state)))}")
     print_failed(records)
     print_taken(records)
     if payload["pruned"]:

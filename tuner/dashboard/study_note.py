@@ -13,7 +13,7 @@ from tuner.economics.cost_words import limited_in_words
 from tuner.economics.training import limited_of
 from tuner.report.words import after_trials, in_short, percent, plural, seconds
 from tuner.search.population import Moment
-from tuner.storage.record import TrialRecord, saved_s
+from tuner.storage.record import TrialRecord, counted, excused_in_words, saved_s
 from tuner.terminal.console import in_words
 
 MOST_PROBABLE = 5
@@ -119,13 +119,14 @@ def _search(seen: Snapshot) -> str:
 
 
 def _trials(seen: Snapshot) -> str:
-    ended = [record for record in seen.records if record.finished]
+    ended = counted(seen.records)
     kinds = Counter(_status_words(record) for record in ended)
     told = ", ".join(f"{count:,} {words}" for words, count in kinds.most_common())
     saved = saved_s(seen.records)
     return (
         f"{len(ended):,} of at most {seen.request.search.max_trials:,}"
         + (f": {told}" if told else "")
+        + (f"; {excused}" if (excused := excused_in_words(seen.records)) else "")
         + (f"; about {seconds(saved)} of steps saved" if saved else "")
     )
 

@@ -62,6 +62,7 @@ class OwnTrials:
         self._records: dict[int, TrialRecord] = {}
         self._first: TrialRecord | None = None  # of the trial with the smallest number
         self._of_params: dict[frozenset[tuple[str, Any]], list[TrialRecord]] = defaultdict(list)
+        self._excused: set[int] = set()
         self._device_s_of = device_s_of
         self.device_s = 0.0
         self.by_status: Counter[str] = Counter()
@@ -122,9 +123,9 @@ class OwnTrials:
         return tuple(self._records[number] for number in numbers if number in self._records)
 
     @property
-    def num_ended(self) -> int:
-        """Number of trials with a candidate that have ended."""
-        return len(self._records)
+    def num_counted(self) -> int:
+        """Number of trials with a candidate that have ended and count against the budget; see `record.counted`."""
+        return len(self._records) - len(self._excused & self._records.keys())
 
     @property
     def next_number(self) -> int:
@@ -163,6 +164,7 @@ class OwnTrials:
         trial.user_attrs = {}
         if record is not None:
             self._records[number] = record
+            self._excused.update(record.excuses)
             self._of_params[frozenset(record.params.items())].append(record)
             if self._first is None or number < self._first.number:
                 self._first = record

@@ -21,7 +21,7 @@ class Progress:
     """Progress of a run, for terminals.
 
     Attributes:
-        done: Number of trials that have ended, those of earlier runs included.
+        done: Number of trials that have ended and count against the budget, those of earlier runs included.
         running: Number of trials in flight, except for those in a queue.
         queued: Number of trials that wait for their devices in a queue.
         slots: Trial slots, and why some are idle.

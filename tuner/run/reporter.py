@@ -80,7 +80,7 @@ class Reporter:
             compared = comparison_of(reference, alike)
         self._on_progress(
             Progress(
-                done=trials.num_ended,
+                done=trials.num_counted,
                 running=len(running),
                 queued=len(in_flight) - len(running),
                 slots=self._slots,

@@ -438,13 +438,15 @@ class Posterior:
             fitted[sorted(observations.explored | observations.impossible)] = False
             at = np.flatnonzero(fitted)
             newly = memory.is_likely_above(log_capacity[at], at, means[:, at])
-            # ratio of needed to predicted memory, in the median over candidates
-            factor = float(np.exp(np.median(memory.probabilities @ means - np.log(self.predicted.needed_bytes))))
+            # ratio of needed to predicted memory: of those tried, because nobody has seen the others'
+            tried = sorted(observations.explored | observations.misfits)
+            logs = (memory.probabilities @ means - np.log(self.predicted.needed_bytes))[tried]
+            low, factor, high = np.exp([np.min(logs), np.median(logs), np.max(logs)])
             conclusions.append(
                 FailureConclusion(
                     kind="memory",
-                    text=f"{_count_in_words(len(observations.misfits), 'trial')} ran out of memory; candidates "
-                    f"need {factor:.2f} times the predicted memory in the median, and "
+                    text=f"{_count_in_words(len(observations.misfits), 'trial')} ran out of memory; what was "
+                    f"tried needs {factor:.2f} times the predicted memory in the median ({low:.2f} to {high:.2f}), and "
                     f"{_count_in_words(int(newly.sum()), 'more candidate')} probably won't fit.",
                 )
             )

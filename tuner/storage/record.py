@@ -33,7 +33,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from costmodels.job.parallel_config import DEGREES, HAND, Value
 from trials.backend import Observation, Status
-from tuner.search.observations import observation_of, of_trials, status_without_value, step_time_in
+from tuner.search.observations import FAILS_ALIKE, observation_of, of_trials, status_without_value, step_time_in
 from tuner.search.parameters import PLAN, values_of
 from tuner.search.population import P_STAR, end_order
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
@@ -73,6 +73,7 @@ class TrialRecord:
         ended_at: Date at which it was told.
         values: Values that the study minimizes, where it completed: the step time [s], or those of its objective.
         waits: Whether its driver has given it up, and it waits for the next one.
+        excuses: Numbers of the trials whose failures say nothing about a candidate, by what this one showed.
     """
 
     number: int
@@ -90,6 +91,7 @@ class TrialRecord:
     ended_at: datetime | None
     values: tuple[float, ...] = ()
     waits: bool = False
+    excuses: tuple[int, ...] = ()
 
     @property
     def merit(self) -> float:
@@ -166,6 +168,7 @@ def record_of(trial: FrozenTrial, p_star: float | None = None, *, has_plans: boo
         started_at=trial.datetime_start,
         ended_at=trial.datetime_complete,
         waits=trial.state == TrialState.WAITING,
+        excuses=tuple(trial.user_attrs.get(FAILS_ALIKE, ())),
     )
 
 
@@ -214,6 +217,18 @@ def step_time_of(records: Sequence[TrialRecord], params: Mapping[str, Value] | N
 def completed_times_s(records: Sequence[TrialRecord], params: Mapping[str, Value] | None) -> tuple[float, ...]:
     """Return the step times of a candidate's completed trials, in the order of their numbers [s]."""
     return tuple(record.step_time_s for record in records if record.params == params and record.step_time_s is not None)
+
+
+def counted(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Return the trials that have ended and count against the study's budget: all but those that failed alike."""
+    excused = {number for record in records for number in record.excuses}
+    return [record for record in records if record.finished and record.number not in excused]
+
+
+def excused_in_words(records: Sequence[TrialRecord]) -> str:
+    """Return a clause on the trials that count against no budget; empty without any."""
+    excused = sum(record.finished for record in records) - len(counted(records))
+    return f"{excused:,} more failed alike, whatever the layout, and count against nothing" if excused else ""
 
 
 def num_failed(records: Sequence[TrialRecord]) -> int:

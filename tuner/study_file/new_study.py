@@ -25,6 +25,7 @@ from hardware.io.secret_texts import hide
 from trials.command.log_pattern import StepSize
 from tuner.imports import IMPORTERS, Imported, Present, present_of
 from tuner.imports.bash.script import with_arguments
+from tuner.imports.flags import flag_name
 from tuner.imports.flagscale import join_files, train_file_of
 from tuner.imports.gpt_neox import merge_gpt_neox
 from tuner.imports.imported import Doubt, Unread
@@ -130,10 +131,11 @@ def with_command(imported: Imported, script: Imported, file: Path) -> Imported:
     return replace(imported, command=replace(script.command, script=file.name))
 
 
-def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, model_at: str | None = None) -> NewStudy:
-    """Build the study file for a folder, from the content of a framework's file and what the user adds.
+def new_study(imported: Imported, added: Added, *, file: Path, out: Path, model_at: str | None = None) -> NewStudy:
+    """Build the study file `out`, from the content of a framework's file and what the user adds.
 
-    `model_at` is the value of `model:` if the model gets a file of its own; None is the name of that file.
+    A model that is not in the catalog gets a file beside it, which is named after the study file. `model_at` is then
+    the value of `model:`; None is the name of that file.
 
     Raises:
         ConfigError: Values are missing, or contradict each other.
@@ -148,7 +150,7 @@ def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, mod
             nearest=did_you_mean(added.runtime, runtime_names()),
         )
     name = _study_name(file)
-    reference, model = _model(imported, added, name, file, folder)
+    reference, model = _model(imported, added, name, file, out.parent)
     cluster_keys = _cluster(imported, added)
     try:
         cluster = cluster_from_mapping(cluster_keys, Path())
@@ -159,7 +161,7 @@ def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, mod
         present = present_of(imported, devices=cluster.num_devices, model=model, runtime=runtime)
     except ConfigError as error:
         raise error.in_file(str(file)) from None
-    own_file = "" if reference else f"{name}-model.yaml"
+    own_file = "" if reference else f"{out.stem}-model.yaml"
     steps = _read_steps(imported, present, cluster.num_devices)
     if steps is not None:
         imported = replace(imported, notes=(*imported.notes, *steps.notes))
@@ -237,13 +239,17 @@ def _merge(imported: Imported, added: Added) -> Imported:
         devices_per_host=added.count("devices_per_host") or imported.devices_per_host,
         runtime=added.runtime or imported.runtime,
         notes=notes,
-        unread=(*imported.unread, *(_ignored(one) for one in imported.doubts if is_ignored(one, added))),
+        unread=(*imported.unread, *(_ignored(one, imported) for one in imported.doubts if is_ignored(one, added))),
         steps=None if changed else imported.steps,
     )
 
 
-def _ignored(doubt: Doubt) -> Unread:
-    return Unread(what=doubt.flag, why="left out, as --ignore-flags says", line=doubt.line)
+def _ignored(doubt: Doubt, imported: Imported) -> Unread:
+    """Return the remark on a flag that the study leaves out, and that trials may nevertheless have."""
+    words = () if imported.command is None else imported.command.arguments
+    is_kept = any(word.startswith("--") and flag_name(word) == flag_name(doubt.flag) for word in words)
+    still = ", and still in the trial's command" if is_kept else ""
+    return Unread(what=doubt.flag, why=f"left out of the study, as --ignore-flags says{still}", line=doubt.line)
 
 
 def _study_name(file: Path) -> str:

@@ -81,19 +81,21 @@ def print_run(prepared: Prepared, result: RunResult, payload: Mapping[str, Any])
     """Print why a run stopped, its best configuration, and the flags for that configuration's framework."""
     from tuner.answers.gain import compared_of
     from tuner.economics.training import limited_of
-    from tuner.storage.record import completed_times_s, repeated_trials
+    from tuner.storage.record import completed_times_s, counted, excused_in_words, num_failed, repeated_trials
 
     compared = compared_of(prepared.problem, result.reference, result.records, result.best, result.gain)
     training = limited_of(prepared, result.best, result.extrapolated)
     if not payload["candidates"]:
         say(NOTHING_WORKS)
         return
-    tried = len({tuple(record.params.values()) for record in result.records if record.finished})
-    trials = f" in {payload['trials']:,} trials" if payload["trials"] > tried else ""
+    ended = counted(result.records)
+    tried = len({tuple(record.params.values()) for record in ended})
+    trials = f" in {len(ended):,} trials" if len(ended) > tried else ""
+    excused = f"; {told}" if (told := excused_in_words(result.records)) else ""
     sure = f"; {confidence_in_words(prepared.problem, payload['p_star'])}" if result.best is not None else ""
     say(
         f"Stopped: {result.stop_reason.sentence}. Tried {tried:,} of {payload['candidates']:,} "
-        f"candidates{trials}, {payload['failed']:,} failed{sure}."
+        f"candidates{trials}, {num_failed(ended):,} failed{excused}{sure}."
     )
     if not result.records:
         return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trials.backend import Status
+from trials.backend import Observation, Status
+from trials.command.slurm.job_program import REFUSED
 from tuner.run.progress import RunResult
 from tuner.search.stopping import StopReason
 from tuner.terminal.console import printable
@@ -27,15 +28,21 @@ def failing_command_lines(result: RunResult) -> list[str]:
     if shown:
         lines += [f"The last lines of trial {last.number}'s log:", *(f"    | {line}" for line in shown)]
     lacks_steps = bool(last_log_lines(last.observation, LOG_LINES))
-    lines.append(f"What to do: {_advice(last.observation.status, lacks_steps=lacks_steps)}")
+    lines.append(f"What to do: {_advice(last.observation, lacks_steps=lacks_steps)}")
     lines.append(
         "Then give the same command again: it goes on with this study, and these failures count against no layout."
     )
     return lines
 
 
-def _advice(status: Status, *, lacks_steps: bool) -> str:
-    """Return advice on failures of one status; `lacks_steps` says that the log holds no step time."""
+def _advice(failed: Observation, *, lacks_steps: bool) -> str:
+    """Return advice on failures of one kind; `lacks_steps` says that the log holds no step time."""
+    status = failed.status
+    if failed.reason.startswith(REFUSED):
+        return (
+            "mend what sbatch names: its options above come from trial.sbatch, trial.time_limit and cluster.hosts; "
+            "`meshtune trial STUDY --dry-run` shows them with the batch file."
+        )
     if status is Status.TIMEOUT:
         return "raise trial.time_limit above the time that the command takes until its first measured step."
     if status is Status.INCIDENT:

@@ -210,11 +210,12 @@ def test_waiting_in_the_queue_is_no_hang(slurm, jobs_of):
 
 
 def test_a_refused_job_says_why(jobs_of):
-    """The reason of a trial whose partition does not exist is the sentence of sbatch."""
+    """A partition that does not exist is no failure of the configuration; sbatch's words and options are shown."""
     found = jobs_of(sbatch=("--partition=nowhere",)).measure(ONE, trial_number=0)
 
-    assert found.status is Status.CRASHED
-    assert found.reason.startswith("Slurm refuses the job: ")
+    assert found.status is Status.INCIDENT
+    assert "[sbatch --exclusive --partition=nowhere --job-name=meshtune-test-0000 --nodes=" in found.log_tail
+    assert found.reason.startswith("sbatch refused the job: ")
     assert "invalid partition specified: nowhere" in found.reason
 
 

@@ -10,6 +10,7 @@ about the candidate. Such ends are incidents.
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ from trials.command.process_tree import code_of_shell
 from trials.command.slurm.keeper import Kept, keep_again, submit_kept
 from trials.command.slurm.queue import JobState, QueueError, state_of
 from trials.ranks.messages import Place
+
+REFUSED = "sbatch refused the job"
+"""Beginning of the reason for a trial whose job never came into the queue, before sbatch's own words."""
 
 READ_EVERY_S = 0.2
 """Interval at which the job's output is read [s]."""
@@ -87,11 +91,10 @@ def run_job(place: Place, plan: JobPlan) -> None:
             plan.output.parent.mkdir(parents=True, exist_ok=True)
             kept = submit_kept(plan.name, plan.options, plan.script, plan.output)
         except QueueError as error:
+            reader.note(shlex.join(["sbatch", *plan.options]))
             reader.note(f"sbatch: {error}")
-            if error.is_passing:
-                place.tell(_incident(f"could not be submitted: {error}"))
-            else:
-                place.tell(Ended(code=1, trouble=f"Slurm refuses the job: {error}"))
+            # a limit of the queue or a mistake in the options, and none of the configuration's
+            place.tell(_incident(f"{'could not be submitted' if error.is_passing else REFUSED}: {error}"))
             return
         try:
             ended = _Follower(place, reader, kept).follow()

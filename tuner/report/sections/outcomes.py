@@ -14,7 +14,7 @@ _WORDS = {
     Status.TIMEOUT: ("time limit", "cut off; not tried again under the same limit"),
     Status.OUT_OF_MEMORY: ("out of memory", "it does not fit; not tried again"),
     Status.CRASHED: ("crashed", "the program failed; not tried again"),
-    Status.INCIDENT: ("incident", "the machine failed; no conclusion about the configuration"),
+    Status.INCIDENT: ("incident", "a machine or the queue failed; no conclusion about the configuration"),
     Status.CANCELLED: ("cancelled", "the study ended; no conclusion about the configuration"),
     None: ("running", "not ended yet"),
 }

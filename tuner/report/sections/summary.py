@@ -13,7 +13,7 @@ from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, concatenate, section, tag
 from tuner.report.sections.outcomes import outcomes_table
 from tuner.report.words import MISSING, format_value, in_short, percent, plural, seconds
-from tuner.storage.record import num_proxies, num_pruned, saved_s, step_time_of
+from tuner.storage.record import counted, excused_in_words, num_proxies, num_pruned, saved_s, step_time_of
 from tuner.subject.ability import Ability
 
 
@@ -59,7 +59,7 @@ def _headline(data: ReportData) -> Html:
 
 
 def _figures(data: ReportData) -> Html:
-    best_s, records = data.best_step_time_s, data.records
+    best_s = data.best_step_time_s
     cards = [
         _card("step time", seconds(best_s), _source_words(data)),
         _throughput_card(data),
@@ -69,7 +69,7 @@ def _figures(data: ReportData) -> Html:
         _reference_card(data),
         _limits_card(data),
         _prior_card(data),
-        _card("trials", f"{len(records):,}", _trial_words(data)),
+        _card("trials", f"{len(counted(data.records)):,}", _trial_words(data)),
         _device_time_card(data),
         _card(
             "confidence",
@@ -171,14 +171,17 @@ def _device_time_card(data: ReportData) -> Html:
 
 
 def _trial_words(data: ReportData) -> str:
-    kinds = Counter(record.status for record in data.failed)
+    failed = [record for record in counted(data.records) if record.has_failed]
+    kinds = Counter(record.status for record in failed)
     failures = [f"{count} {status.in_words}" for status, count in kinds.items() if status]
+    excused = excused_in_words(data.records)
     pruned = num_pruned(data.records)
     running = sum(not record.finished for record in data.records)
     proxies = num_proxies(data.records)
     return "; ".join(
         [
-            f"{len(data.failed)} failed ({', '.join(failures)})" if failures else "none failed",
+            f"{len(failed)} failed ({', '.join(failures)})" if failures else "none failed",
+            *([excused] if excused else []),
             *([f"{pruned} stopped early, about {seconds(saved_s(data.records))} of steps saved"] if pruned else []),
             *([f"{proxies} of a proxy job"] if proxies else []),
             *([f"{running} running"] if running else []),

@@ -1,8 +1,13 @@
+import os
 import sys
 
 import pytest
 
 from tests.support.studies.commanded_study import MODEL
+from trials.backend import Status
+from tuner.run.studies import stored_study
+from tuner.storage.record import read_records
+from tuner.study_file.config import load_study
 
 PROGRAM = """
 import random
@@ -67,3 +72,34 @@ def test_a_log_without_step_times_is_shown(meshtune, write):
     assert "crashed: ended without a log line in which trial.log finds a step time" in done.err
     assert "    | iteration 4 done" in done.err
     assert "mend trial.log" in done.err
+
+
+@pytest.fixture
+def refusing_queue(tmp_path, monkeypatch):
+    """Programs of Slurm that are first on the PATH: sbatch refuses every job."""
+    programs = tmp_path / "slurm"
+    programs.mkdir()
+    refusal = "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
+    for name, text in (("sbatch", f"echo '{refusal}' >&2; exit 1"), ("squeue", ""), ("scontrol", ""), ("scancel", "")):
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("no_ray", "refusing_queue")
+def test_a_refused_job_is_shown_and_is_no_failure_of_its_layout(meshtune, write):
+    """The options and the words of sbatch are shown, the advice is about them, and no candidate counts as failed."""
+    path = write(SILENT)
+    slurm = ("--set", "trial.launch=slurm", "--set", "trial.sbatch=[--account=nobody, --partition=big]")
+
+    done = meshtune("run", path, *slurm)
+
+    assert done.status == 1
+    assert "incident: sbatch refused the job: Batch job submission failed: Invalid account" in done.err
+    assert "    | [sbatch --account=nobody --partition=big --job-name=meshtune-failing-" in done.err
+    assert "What to do: mend what sbatch names: its options above come from trial.sbatch" in done.err
+    assert "trial.log" not in done.err
+    records = read_records(stored_study(load_study(path)))
+    assert [record.status for record in records] == [Status.INCIDENT] * 3
+    status = meshtune("status", path, *slurm).out
+    assert "failing: 0 trials, 0 failed; 3 more failed alike, whatever the layout" in status

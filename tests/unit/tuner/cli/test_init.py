@@ -198,6 +198,18 @@ def test_an_exported_plan_is_read_as_by_hand(meshtune, tmp_path):
     assert load_study(tmp_path / "again.yaml").problem.current.plan == "hand"
 
 
+def test_studies_of_one_folder_have_models_of_their_own(meshtune, tmp_path):
+    """A second study in the same folder collides with nothing of the first, and each reads its own model."""
+    for name, rows in (("a", 50304), ("b", 50432)):
+        script = write(tmp_path, "train.sh", ARRAYS.replace("--vocab-size 128256", f"--vocab-size {rows}"))
+        done = meshtune("init", "--from-megatron", script, "--cluster", "dgx-h100", "--out", f"{name}.yaml")
+        assert done.status == 0, done.err
+
+    for name, rows in (("a", 50304), ("b", 50432)):
+        assert load_study(tmp_path / f"{name}.yaml").problem.setting.job.model.vocab_size == rows
+        assert (tmp_path / f"{name}-model.yaml").exists()
+
+
 def test_uneven_layers_are_opened(meshtune, tmp_path):
     """A layout of unequal stages is the current configuration's assignment, and the study searches such ones."""
     text = ARRAYS.replace("--num-layers-per-virtual-pipeline-stage 4", "--pipeline-model-parallel-layout 'Et*17|t*15L'")
@@ -212,8 +224,11 @@ def test_nothing_is_overwritten(meshtune, tmp_path):
     options = ("init", "--from-megatron", script, "--cluster", "dgx-h100")
     write(tmp_path, "study.yaml", "mine")
     assert_users_mistake(meshtune(*options), "--out = 'study.yaml'", "already exists", "--force")
-    write(tmp_path, "train-model.yaml", "mine")
-    assert_users_mistake(meshtune(*options, "--out", "new.yaml"), "train-model.yaml", "already exists")
+    write(tmp_path, "new-model.yaml", "mine")
+    assert_users_mistake(
+        meshtune(*options, "--out", "new.yaml"),
+        "--out = 'new.yaml': its model would be written to new-model.yaml beside it, which already exists",
+    )
 
     assert not (tmp_path / "new.yaml").exists()
     assert meshtune(*options, "--force").status == 0
@@ -414,7 +429,10 @@ def test_a_flag_that_no_program_has_is_asked_for(meshtune, tmp_path):
     assert_users_mistake(done, f"--ignore-flags hash-layers: --hash-layers {line}", "not known to any version")
     assert answered.status == 0
     written = (tmp_path / "study.yaml").read_text(encoding="utf-8")
-    assert f"#   --hash-layers {line}: left out, as --ignore-flags says" in written
+    assert (
+        f"#   --hash-layers {line}: left out of the study, as --ignore-flags says, and still in the trial's command"
+        in written
+    )
     assert "or Pai-Megatron-Patch: --hash-layers, --wandb-team" in written
 
 

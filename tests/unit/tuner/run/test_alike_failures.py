@@ -8,7 +8,7 @@ from trials.backend import Observation, Status
 from tuner.run.alike_failures import alike_failures
 from tuner.run.loop import run_study
 from tuner.run.studies import stored_study
-from tuner.storage.record import read_records
+from tuner.storage.record import counted, excused_in_words, read_records
 from tuner.study_file.config import load_study
 
 STUDY = """
@@ -102,6 +102,9 @@ def test_a_mended_command_goes_on_as_if_nothing_had_failed(study):
     assert executor.seen[0][1].tp == 8
     records = read_records(stored_study(study()))
     assert [record.status for record in records] == [Status.CRASHED] * 3 + [Status.OK] * 3
+    assert [record.number for record in counted(records)] == [3, 4, 5]
+    assert excused_in_words(records).startswith("3 more failed alike")
+    assert excused_in_words(records[3:]) == ""
 
 
 def test_a_command_that_is_not_mended_fails_once_more(study):

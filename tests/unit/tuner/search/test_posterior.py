@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -182,7 +183,7 @@ def test_without_a_pattern_there_is_no_conclusion(posterior):
 
 
 def test_the_lesson_of_memory_counts_those_that_no_longer_fit(posterior):
-    """It says how many ran out, by what factor memory is now believed to be larger, and how many untried candidates
+    """It says how many ran out, by what factor those need more memory than predicted, and how many untried candidates
     probably won't fit that would have before.
     """
     share = share_of_memory(posterior)
@@ -193,9 +194,26 @@ def test_the_lesson_of_memory_counts_those_that_no_longer_fit(posterior):
     before, after = fits_share(posterior, observations()), fits_share(posterior, observations(misfits=misfits))
     newly = int(np.sum((after < 0.5) & (before >= 0.5))) - len(misfits)
     words = text.split()
-    assert text.startswith("3 trials ran out of memory; candidates need ")
-    assert 1.1 < float(words[words.index("need") + 1]) < 3.0
+    assert text.startswith("3 trials ran out of memory; what was tried needs ")
+    assert 1.1 < float(words[words.index("needs") + 1]) < 3.0
     assert int(words[words.index("more") - 1].replace(",", "")) == pytest.approx(newly, rel=0.15)
+
+
+def test_the_factor_of_memory_is_that_of_those_tried(posterior):
+    """Candidates that were never tried have no part in it: it stays within what measured peaks and misfits allow."""
+    share, needed = share_of_memory(posterior), posterior.predicted.needed_bytes
+    ran = np.flatnonzero((share > 0.3) & (share < 0.5))[:4]
+    misfit = int(np.flatnonzero((share > 0.8) & (share < 0.9))[0])
+    peaks = {int(at): int(factor * needed[at]) for at, factor in zip(ran, (0.7, 0.8, 0.9, 1.0), strict=True)}
+    found = observations(ran, np.log(posterior.predicted.step_time_s[ran]), peaks_bytes=peaks)
+
+    text = sentences(posterior, replace(found, misfits=frozenset({misfit})))["memory"]
+
+    factor, low, high = (float(number) for number in re.findall(r"[0-9]+\.[0-9]{2}", text))
+    assert low == pytest.approx(0.7, abs=0.1)
+    assert low < factor < high
+    assert 0.75 < factor < 1.0
+    assert 1 / share[misfit] * 0.9 < high < 2.0
 
 
 def test_a_misfit_is_no_more_candidate(posterior):
