@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_solve, cholesky, solve_triangular
 
 from hardware.arrays import FloatArray, IntArray
 
@@ -182,7 +181,7 @@ def draw_effects(
             noise = rng.standard_normal((len(rows), len(values))) @ root.T
             factor = _factor(covariance + scaled @ scaled.T)
             missing = residual - prior @ scaled.T - noise
-            prior = prior + cho_solve((factor, True), missing.T).T @ scaled
+            prior = prior + _solve(factor, missing.T).T @ scaled
         start = 0
         for knob, (size, each) in enumerate(zip(sizes, columns, strict=True)):
             weights[knob][rows] = size * prior[:, start : start + each.shape[1]]
@@ -223,7 +222,7 @@ def _draw_scales(
                 if scale:
                     total += design.scales[scale] ** 2 * gram
             factor = _factor(total)
-            whitened = solve_triangular(factor, residual, lower=True)
+            whitened = _whiten(factor, residual)
             found = known[pattern] = float(-0.5 * whitened @ whitened - np.log(np.diag(factor)).sum())
         return found
 
@@ -262,6 +261,20 @@ def _pick(log_weights: Sequence[float], share: float) -> int:
 
 def _factor(covariance: FloatArray) -> FloatArray:
     """Return the lower Cholesky factor of a covariance [t, t]."""
-    if not len(covariance):
-        return covariance
-    return np.asarray(cholesky(covariance, lower=True))
+    from scipy.linalg import cholesky  # noqa: PLC0415 # every study file loads this module, and few this library
+
+    return np.asarray(cholesky(covariance, lower=True)) if len(covariance) else covariance
+
+
+def _solve(factor: FloatArray, right: FloatArray) -> FloatArray:
+    """Return x [t, m] with factor factor^T x = right."""
+    from scipy.linalg import cho_solve  # noqa: PLC0415 # as above
+
+    return np.asarray(cho_solve((factor, True), right))
+
+
+def _whiten(factor: FloatArray, residual: FloatArray) -> FloatArray:
+    """Return x [t] with factor x = residual."""
+    from scipy.linalg import solve_triangular  # noqa: PLC0415 # as above
+
+    return np.asarray(solve_triangular(factor, residual, lower=True))

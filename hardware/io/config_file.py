@@ -13,13 +13,18 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hardware.io.documented_keys import attribute_docstrings
 from hardware.io.errors import ConfigError, did_you_mean, quote_value
 from hardware.io.input_file import read_input
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
 
 MAX_FILE_BYTES = 4_000_000
 MAX_YAML_BYTES = 1_000_000
@@ -47,7 +52,15 @@ class DocumentedModel(StrictModel):
 
     RENAMED: ClassVar[Mapping[str, str]] = {}
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the JSON schema of the model, with the docstrings of its attributes as descriptions."""
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, text in attribute_docstrings(cls).items():
+            if name in properties:
+                properties[name].setdefault("description", text)
+        return schema
 
 
 class SourcedNumber(StrictModel):

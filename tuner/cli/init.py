@@ -322,13 +322,15 @@ def _write(
     Return the paths, the study, and how the words of its first trial differ from the script's; None for the last if
     trials do not run the script's command.
     """
-    from tuner.study_file.config import load_study
     from tuner.study_file.new_study import new_study
 
     made = new_study(imported, added, file=file, out=out)
     if made.model_file and (out.parent / made.model_file).exists() and not force:
         rule = f"its model would be written to {made.model_file} beside it, which already exists"
         raise ConfigError(rule, key="--out", value=str(out), nearest="another name, or --force, which replaces both")
+
+    from tuner.study_file.config import load_study  # after the questions, which need none of it
+
     with temporary_folder("checking the study") as folder:
         # Load the same texts from a temporary folder first, so that no unloadable file is left behind.
         trial = folder / "study.yaml"
