@@ -253,8 +253,15 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         """Return the command, variables and files of a trial, and its batch file if it is a job."""
         plan = shown_plan(self.plan(config, trial_number))
         if self.slurm is None:
-            return what_starts(plan, None, num_hosts=len(self.hosts))
-        return what_starts(plan, self.job_of(self.slurm, plan, config), num_hosts=len(hosts_of(self.cluster, config)))
+            num_hosts = len(self.hosts)
+            return what_starts(plan, None, where=_on_hosts(num_hosts), num_hosts=num_hosts)
+        num_hosts, tasks = len(hosts_of(self.cluster, config)), self.slurm.tasks
+        each = f"for each of the {self.cluster.devices_per_host} devices of "
+        where = {"once": "once, on its first host", "per_host": _on_hosts(num_hosts)} | {
+            "per_device": f"{each}{f'{num_hosts} hosts' if num_hosts > 1 else 'one host'}"
+        }
+        several = 1 if tasks == "once" else num_hosts
+        return what_starts(plan, self.job_of(self.slurm, plan, config), where=where[tasks], num_hosts=several)
 
     def keeping_logs(self, folder: Path) -> Self:
         """Return this backend with whole logs kept in a folder, unless the study names one."""
@@ -272,6 +279,10 @@ class CommandBackend(UserCommand, AbstractRankBackend):
             if match and path.is_file():
                 found.setdefault(int(match[1]), {})[int(match[2])] = path
         return {number: tuple(path for _, path in sorted(paths.items())) for number, paths in found.items()}
+
+
+def _on_hosts(num_hosts: int) -> str:
+    return f"once on each of {num_hosts} hosts" if num_hosts > 1 else "once on one host"
 
 
 def _escaped(words: Sequence[str]) -> list[str]:

@@ -26,12 +26,13 @@ def shown_plan(plan: HostPlan) -> HostPlan:
     return replace(plan, variables=tuple((name, f"${name}") for name in variables_in(texts)))
 
 
-def what_starts(plan: HostPlan, job: JobPlan | None, *, num_hosts: int) -> Started:
+def what_starts(plan: HostPlan, job: JobPlan | None, *, where: str, num_hosts: int) -> Started:
     """Return what a trial starts.
 
     Args:
         plan: Work of each host, as `shown_plan` returns it.
         job: Job of Slurm that does it; None if Ray's workers start the command.
+        where: Words for how often the command is started, and where.
         num_hosts: Number of hosts that start the command.
     """
     several = num_hosts > 1
@@ -40,10 +41,8 @@ def what_starts(plan: HostPlan, job: JobPlan | None, *, num_hosts: int) -> Start
     values = dict(plan.values) | values_of_variables(plan.variables) | left | ({} if several else {"host_rank": "0"})
     if plan.profile is not None:
         values[PROFILE] = str(plan.profile_root / without_wildcards(fill_text(plan.profile, values)))
-    where = f"on each of {num_hosts} hosts" if several else "on one host"
-    how = "Ray's workers start the command" if job is None else "A job of Slurm starts the command by srun"
     return Started(
-        in_words=f"{how}, once {where}.",
+        in_words=f"{'Ray starts the command' if job is None else 'A job of Slurm starts the command'} {where}.",
         command=tuple(fill_all(plan.arguments, values, {FLAGS: plan.flags, KNOBS: plan.knobs})),
         environment={name: None if text is None else fill_text(text, values) for name, text in plan.environment},
         directory=plan.directory,
