@@ -115,8 +115,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "`two_kinds`, `drift`); null if the file is no log, or an option replaces what it ran",
             "unread": "parts of the file that could not be read without running it, with their lines",
             "notes": "further remarks on the study file",
-            "differences": "words that trials of the current configuration start otherwise than the script: `script`, `trial` "
-            "and the reason `why`; null if trials do not run the script's command",
+            "differences": "words that trials of the current configuration start otherwise than the script: `script`, "
+            "`trial` and the reason `why`; null if trials do not run the script's command",
             "variables": "environment variables that `meshtune run` needs: the script's secrets, which the study file "
             "only names",
             "holds_secret": "whether the study file still shows a secret, and only you may therefore read it",
