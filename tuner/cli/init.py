@@ -414,6 +414,8 @@ def _print_result(made: NewStudy, written: list[Path], differences: list[Differe
         typer.echo(
             f"  meshtune predict {study} --config {in_words(made.present.current)}    # your current configuration"
         )
+        if made.measures:
+            typer.echo(f"  meshtune trial {study} --once    # run it once, and compare its step time with today's")
         typer.echo(f"  meshtune run {study}      # tune, starting from your current configuration")
     else:
         typer.echo(f"  meshtune run {study}      # tune")

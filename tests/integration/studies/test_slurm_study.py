@@ -184,3 +184,26 @@ def test_waiting_takes_no_time_and_a_cancelled_job_runs_again(slurm, run, tmp_pa
     assert trial["status"] == "ok"
     assert "retried once, because was cancelled from outside" in trial["reason"]
     assert json.loads(told)["device_hours"] * 3600 < most_s
+
+
+def test_one_trial_before_the_sweep_is_a_job(slurm, tmp_path):
+    """`trial --once` submits the batch file that `--dry-run` prints, shows the job's log, and keeps the trial."""
+    study = write_study(tmp_path, 0.05)
+    environment = {**os.environ, **slurm.environment, "PYTHONPATH": str(ROOT)}
+
+    def trial(*options):
+        command = [sys.executable, "-m", "tuner", "trial", str(study), "--config", "tp=2,mbs=2", "--json", *options]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout), done.stderr.splitlines()
+
+    shown, _ = trial("--dry-run")
+    found, log = trial("--once")
+
+    assert shown["command"] == [sys.executable, "train.py", "2", "2"]
+    assert f"exec {sys.executable} train.py 2 2" in shown["batch_file"]
+    assert any(line.startswith("  | [Slurm: job ") for line in log)
+    assert "  | step 5 took 75.0 ms" in log
+    assert (found["status"], found["kept_as"], found["step_time_s"]) == ("ok", 0, pytest.approx(0.0735))
+    assert [row["config"]["tp"] for row in trials_of(tmp_path, "sqlite:///meshtune.db")] == [2]
+    assert gone(slurm)
