@@ -55,7 +55,8 @@ def trial(
     """Print what one trial starts (--dry-run), or run it outside of the search (--once), as a check before a sweep.
 
     --once shows the log as it comes, and compares the step time with that of the log that `measured:` in the study
-    states. A trial that measured a candidate is kept in the study; one that failed is not.
+    states. A trial that measured a candidate is kept in the study; one that failed, or took 10% more or less than the
+    log's step, is not.
     """
     if dry_run == once:
         raise ConfigError("needs either --dry-run or --once", key="trial")
@@ -96,14 +97,29 @@ def _run_once(
     prepared = with_plans(request, StoredStudies(request.storage), runs=True)
     config = prepared.problem.with_knobs(wanted)
     place = place_of(prepared, config, lambda note: warn([note]))
+    if place.hindrance:
+        warn([f"the study will not keep this trial: {place.hindrance}"])
     say(f"Trying {config_in_words(prepared.problem, config)}", err=True)
     seen = run_single(prepared, config, tell_log=_show_log, tell=lambda note: warn([note]), ray_address=ray_address)
-    hindrance = place.hindrance if seen.step_time_s is not None else "it measured no step time"
-    kept = None if hindrance else place.keep(seen)
-    payload = _as_json(prepared, config, seen) | {"kept_as": kept, "not_kept": hindrance or None}
+    payload = _as_json(prepared, config, seen)
+    kept, hindrance = None, place.hindrance
+    if payload["step_time_s"] is None:
+        hindrance = "it measured no step time"
+    elif _is_far(payload["ratio_to_log"]):
+        hindrance = "its step time is far from the log's, and the command may have to be mended first"
+    if not hindrance:
+        try:
+            kept = place.keep(seen)
+        except ConfigError as error:  # the result is worth more than its place
+            hindrance = str(error)
+    payload |= {"kept_as": kept, "not_kept": hindrance or None}
     if not as_json:
         _print_outcome(prepared, seen, payload)
     return payload
+
+
+def _is_far(ratio: float | None) -> bool:
+    return ratio is not None and abs(ratio - 1) > FAR_FROM_LOG
 
 
 def _show_log(text: str) -> None:
@@ -147,7 +163,7 @@ def _print_outcome(prepared: Prepared, seen: Observation, payload: dict[str, Any
     )
     if ratio is not None and stated is not None:
         say(f"{ratio:.2f} times the log's {payload['log_step_time_s']:.4g} s ({printable(stated.taken_from)})")
-        if abs(ratio - 1) > FAR_FROM_LOG:
+        if _is_far(ratio):
             say("  That is another program or another machine: compare --dry-run with the command of the log.")
     if seen.peak_memory_bytes is not None:
         say(f"{seen.peak_memory_bytes / 2**30:.1f} GiB at the peak of a device")

@@ -131,11 +131,13 @@ def test_one_trial_is_held_against_the_log_and_kept(commanded, meshtune):
 
 @pytest.mark.usefixtures("no_ray")
 def test_a_step_far_from_the_logs_is_doubted(commanded, meshtune):
-    """A trial that takes twice the log's step is another program, and the outcome says what to compare."""
+    """A trial that takes twice the log's step is another program: it says what to compare, and keeps nothing."""
     shown = meshtune("trial", commanded, "--once", "--set", "measured.step_time_s=0.02675").out
 
     assert "2.00 times the log's 0.02675 s (old.log)" in shown
     assert "compare --dry-run with the command of the log" in shown
+    assert "Not kept in the study: its step time is far from the log's" in shown
+    assert_users_mistake(meshtune("trials", commanded), "has no trials")
 
 
 @pytest.mark.usefixtures("no_ray")
@@ -171,6 +173,7 @@ def test_a_trial_of_another_program_is_not_kept(commanded, meshtune):
     assert again.status == 0, again.err
     assert again.json["kept_as"] is None
     assert "its trials would no longer mean the same" in again.json["not_kept"]
+    assert "note: the study will not keep this trial: " in again.err
     assert len(meshtune("trials", commanded, "--json").json["trials"]) == 1
 
 
