@@ -76,7 +76,7 @@ def test_what_to_do_next_is_told(meshtune, tmp_path):
 
     commands = [line.partition("#")[0].split() for line in done.out.splitlines() if line.startswith("  meshtune ")]
 
-    assert [command[1] for command in commands] == ["space", "predict", "run"]
+    assert [command[1] for command in commands] == ["space", "predict", "trial", "run"]
     for command in commands[:2]:
         assert meshtune(*command[1:]).status == 0
 
