@@ -37,7 +37,7 @@ class Device:
         scale_up: Link to the other devices of its host.
         scale_out: Link to other hosts, the device's share of the host's network.
         host_link: Link to the host's memory; None where no figure is known.
-        devices_per_host: Usual number of devices in one host; for GB200 and GB300 in the NVLink domain.
+        devices_per_host: Usual number of devices in one host; of a rack that is one domain, all of it (`hosts_per_domain`).
         sources: Pairs of a field's name and its source with the confidence, for every number above.
     """
 
@@ -123,6 +123,7 @@ class _DeviceEntry(StrictModel):
     power_w: SourcedNumber | None = None
     num_sms: SourcedNumber | None = None
     devices_per_host: SourcedNumber
+    hosts_per_domain: SourcedNumber | None = None
     scale_up: LinkEntry
     scale_out: LinkEntry
     host_link: LinkEntry | None = None
@@ -145,7 +146,11 @@ class _DeviceEntry(StrictModel):
             sources=tuple(
                 (field, f"{source_texts[number.source]} ({number.confidence})")
                 for field, number in _numbers(self)
-                if field != "power_w"  # no field of a device, so that stored studies keep their meaning
+                if field
+                not in (
+                    "power_w",
+                    "hosts_per_domain",
+                )  # no field of a device, so that stored studies keep their meaning
             ),
         )
 
@@ -201,6 +206,12 @@ def power_limit_w(device: Device) -> float | None:
     """Return the power limit of a device's board [W]; None where the catalog has no figure."""
     entry = _catalog().devices.get(device.name)
     return entry.power_w.value if entry and entry.power_w else None
+
+
+def hosts_per_domain(device: Device) -> int:
+    """Return the number of hosts that share `devices_per_host` devices: 1, or the hosts of a rack that is one domain."""
+    entry = _catalog().devices.get(device.name)
+    return int(entry.hosts_per_domain.value) if entry and entry.hosts_per_domain else 1
 
 
 def device_names() -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from hardware.cluster import Cluster
+from hardware.cluster import Cluster, told_domains
 from hardware.host_group import HostGroup, SlowPair
 from hardware.link import Link, spelling_key
 
@@ -216,6 +216,7 @@ def _apply_state(cluster: Cluster, state: _State) -> Cluster:
     return replace(
         cluster,
         groups=tuple(parts),
+        domains=told_domains(parts, cluster.host_domain()[list(number_now)].tolist()),
         inter_group_links=_scale_links(cluster.inter_group_links, shares, shares.get(INTER, 1.0)),
         slow_pairs=tuple(
             SlowPair(first_host=number_now[link[0]], second_host=number_now[link[1]], share=share)

@@ -18,7 +18,7 @@ def issue_s(runtime: RuntimeProfile, weights: ConfigGrid, groups: Groups) -> Flo
 
     It is longer while transfers between hosts are pending.
     """
-    is_pending = (groups.pp.hosts > 1) & (weights.tp > 1)
+    is_pending = (groups.pp.domains > 1) & (weights.tp > 1)
     return np.asarray(runtime.collective_launch_s + np.where(is_pending, weights.tp * runtime.pending_transfer_s, 0.0))
 
 

@@ -115,8 +115,8 @@ class StagePricing:
             of_stages = place_stages(setting.cluster, weights, groups, self.stages.numbers)
         self.traffic = weight_traffic(setting.job, runtime, weights, of_stages, local, collective_time)
         self.issue_s = issue_s(runtime, weights, groups)
-        self.weights_leave_host = np.broadcast_to(of_stages.weights.hosts > 1, self.optimizer_s.shape)
-        self.layers_leave_host = {part: getattr(groups, part).hosts > 1 for part in ("tp", "cp", "up", "ep")}
+        self.weights_leave_host = np.broadcast_to(of_stages.weights.domains > 1, self.optimizer_s.shape)
+        self.layers_leave_host = {part: getattr(groups, part).domains > 1 for part in ("tp", "cp", "up", "ep")}
 
     def times(self, costs: BlockCosts, vpp: IntArray) -> StageTimes:
         """Compute the times of every kind of stage.

@@ -219,7 +219,7 @@ def hops_of(setting: Setting, grid: ConfigGrid, groups: Groups, collective_time:
         forward_s=np.stack(by_phase[Phase.FORWARD]),
         backward_s=np.stack(by_phase[Phase.BACKWARD]),
         begin_s=begin_s,
-        leaves_host=np.stack([np.broadcast_to(kind.hosts > 1, len(grid)) for kind in links.kinds]),
+        leaves_host=np.stack([np.broadcast_to(kind.domains > 1, len(grid)) for kind in links.kinds]),
         of_boundary=links.of_boundary,
     )
 
