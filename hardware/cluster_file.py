@@ -220,10 +220,10 @@ def read_described_cluster(mapping: Mapping[str, Any], base_dir: Path, file: str
 
     It names a cluster of the catalog (`{name: dgx-h100, hosts: 8}`), a device (`{device: H100-SXM-80, hosts: 8}`),
     unlike groups of both (`{groups: [...], inter_group_links: [...]}`), or a file that holds one of these
-    (`{file: cluster.yaml}`). `devices_per_host`, `hosts_per_domain`, `intra_links` and `nic_links` replace the catalog's
-    values; beside `device`, `name` is only a label. `switch: {hosts: 4, uplink_gb_per_s: 200}` puts four neighbouring hosts under each
-    leaf switch, whose uplink they share, in each direction. `trace` names a file; one beside `file` wins over one
-    inside that file.
+    (`{file: cluster.yaml}`). `devices_per_host`, `hosts_per_domain`, `intra_links` and `nic_links` replace the
+    catalog's values; beside `device`, `name` is only a label. `switch: {hosts: 4, uplink_gb_per_s: 200}` puts four
+    neighbouring hosts under each leaf switch, whose uplink they share, in each direction. `trace` names a file; one
+    beside `file` wins over one inside that file.
 
     Args:
         mapping: Keys and values of the configuration.
@@ -326,7 +326,7 @@ def _places(form: _GroupForm, device: Device, most: int) -> tuple[int, int]:
     of_one = most // rack_hosts
     if form.hosts_per_domain is not None:
         return form.devices_per_host or of_one, form.hosts_per_domain
-    # as in studies from before there was the key: more devices than an operating system sees are a rack, or a part of it
+    # as in studies from before there was the key: more devices than an operating system sees are a part of a rack
     if form.devices_per_host is None or form.devices_per_host > of_one:
         return form.devices_per_host or most, 1
     return form.devices_per_host, rack_hosts

@@ -37,7 +37,7 @@ class Device:
         scale_up: Link to the other devices of its host.
         scale_out: Link to other hosts, the device's share of the host's network.
         host_link: Link to the host's memory; None where no figure is known.
-        devices_per_host: Usual number of devices in one host; of a rack that is one domain, all of it (`hosts_per_domain`).
+        devices_per_host: Usual number of devices in one host; all of a rack that is one domain (`hosts_per_domain`).
         sources: Pairs of a field's name and its source with the confidence, for every number above.
     """
 
@@ -209,7 +209,7 @@ def power_limit_w(device: Device) -> float | None:
 
 
 def hosts_per_domain(device: Device) -> int:
-    """Return the number of hosts that share `devices_per_host` devices: 1, or the hosts of a rack that is one domain."""
+    """Return the number of hosts that have `devices_per_host` devices: 1, or those of a rack that is one domain."""
     entry = _catalog().devices.get(device.name)
     return int(entry.hosts_per_domain.value) if entry and entry.hosts_per_domain else 1
 

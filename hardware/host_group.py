@@ -21,8 +21,8 @@ class HostGroup:
         devices_per_host: Devices of each host that the job may use.
         intra_links: Parallel links of one device to the others of its domain.
         nic_links: Parallel links of one device to other domains: its own share of the host's network.
-        hosts_per_domain: Most neighbouring hosts that `intra_links` join, such as the 18 hosts of an NVL72 rack; 1 where
-            they end at the host.
+        hosts_per_domain: Most neighbouring hosts that `intra_links` join, such as the 18 hosts of an NVL72 rack; 1
+            where they end at the host.
     """
 
     name: str
