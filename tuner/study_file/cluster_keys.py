@@ -71,10 +71,8 @@ def _segment(imported: Imported) -> int | None:
     Source: the manual page of sbatch of Slurm 24.05, topology/block.
     """
     slurm = imported.command.slurm if imported.command else None
-    found = [
-        match for word in (slurm.sbatch if slurm else ()) if (match := re.fullmatch(r"--segment=([1-9]\d*)", word))
-    ]
-    return int(found[-1][1]) if found else None
+    found = re.findall(r"(?<= --segment=)[1-9]\d*(?= )", f" {' '.join(slurm.sbatch if slurm else ())} ")
+    return int(found[-1]) if found else None
 
 
 def _of_file(imported: Imported, file: Path, folder: Path) -> dict[str, Any]:
