@@ -78,7 +78,7 @@ class _GroupForm(DocumentedModel):
     """Group of equal hosts, one of `cluster.groups:`."""
 
     name: str | None = None
-    """A cluster of the catalog; beside `device` only a label."""
+    """A cluster of the catalog, or else a device of it; beside `device` only a label."""
 
     device: str | None = None
     """A device of the catalog.
@@ -294,17 +294,7 @@ def _links(forms: Sequence[LinkForm] | None, key: str) -> tuple[Link, ...]:
 
 def _host_group(form: _GroupForm) -> HostGroup:
     if form.device is not None:
-        device = find_device(form.device)
-        in_host, in_domain = _places(form, device, device.devices_per_host)
-        group = HostGroup(
-            name=form.name or device.name,
-            device=device,
-            hosts=form.hosts,
-            devices_per_host=in_host,
-            hosts_per_domain=in_domain,
-            intra_links=(device.scale_up,),
-            nic_links=(device.scale_out,),
-        )
+        group = _device_group(find_device(form.device), form)
     elif form.name is not None:
         group = _catalog_group(form.name, form)
     else:
@@ -332,9 +322,26 @@ def _places(form: _GroupForm, device: Device, most: int) -> tuple[int, int]:
     return form.devices_per_host, rack_hosts
 
 
+def _device_group(device: Device, form: _GroupForm) -> HostGroup:
+    in_host, in_domain = _places(form, device, device.devices_per_host)
+    return HostGroup(
+        name=(form.device and form.name) or device.name,
+        device=device,
+        hosts=form.hosts,
+        devices_per_host=in_host,
+        hosts_per_domain=in_domain,
+        intra_links=(device.scale_up,),
+        nic_links=(device.scale_out,),
+    )
+
+
 def _catalog_group(name: str, form: _GroupForm) -> HostGroup:
     known = {spelling_key(known): known for known in cluster_names()}.get(spelling_key(name))
     if known is None:
+        try:
+            return _device_group(find_device(name), form)
+        except ConfigError:
+            pass
         raise ConfigError("is not a known cluster", key="name", value=name, nearest=did_you_mean(name, cluster_names()))
     entry = _catalog().clusters[known]
     device = find_device(entry.device)

@@ -160,21 +160,30 @@ class _Catalog(StrictModel):
     devices: dict[str, _DeviceEntry]
 
 
+_VENDOR = re.compile(r"^\s*(NVIDIA|AMD|Instinct|Tesla|Huawei|Intel|Google|AWS)[\s_-]+(Instinct[\s_-]+)?", re.IGNORECASE)
+
+
 def find_device(name: str) -> Device:
     """Return the device of this name or alias.
 
-    Case, spaces, dashes, underscores and a remark in parentheses don't matter. A remark counts only where the catalog
-    knows it: "Ascend-910B (900 A2 PoDc)" is a device of its own.
+    Case, spaces, dashes, underscores, a vendor's name and a remark in parentheses don't matter: `nvidia-smi` prints
+    NVIDIA H100 NVL. A remark counts only where the catalog knows it: "Ascend-910B (900 A2 PoDc)" is a device of its
+    own.
 
     Raises:
         ConfigError: no device has this name.
     """
     by_key = _devices_by_key()
     without_remark = re.sub(r"\s*\(.*\)\s*$", "", name, flags=re.DOTALL)
-    device = by_key.get(spelling_key(name)) or by_key.get(spelling_key(without_remark))
+    without_vendor = _VENDOR.sub("", without_remark)
+    # a remark may be the size of the memory
+    texts = (name, re.sub(r"[()]", " ", name))
+    spellings = (*texts, *(_VENDOR.sub("", text) for text in texts), without_remark, without_vendor)
+    keys = (re.sub(r"(?<=\d)gib", "gb", spelling_key(spelling)) for spelling in spellings)
+    device = next((by_key[key] for key in keys if key in by_key), None)
     if device is None:
-        spellings = [*device_names(), *(alias for entry in _catalog().devices.values() for alias in entry.aliases)]
-        nearest = did_you_mean(without_remark, spellings)
+        known = [*device_names(), *(alias for entry in _catalog().devices.values() for alias in entry.aliases)]
+        nearest = did_you_mean(without_vendor, known)
         raise ConfigError("is not a known device", key="device", value=name, nearest=nearest)
     return device
 

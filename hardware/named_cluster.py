@@ -11,6 +11,7 @@ from hardware.cluster import Cluster
 from hardware.cluster_file import cluster_from_mapping, cluster_names
 from hardware.device import device_names, find_device, hosts_per_domain
 from hardware.io.errors import ConfigError, did_you_mean
+from hardware.link import spelling_key
 
 _COUNTED = re.compile(r"\s*(\d{1,7})\s*[x*\u00d7]\s*(\S.*?)\s*", re.IGNORECASE)
 
@@ -45,23 +46,21 @@ def name_cluster(text: str) -> NamedCluster:
     """
     counted = _COUNTED.fullmatch(text)
     if counted is None:
-        return NamedCluster(keys=_keys_of(text, text))
+        return NamedCluster(keys=_keys_of(text))
     count, name = int(counted[1]), counted[2]
     if count == 0:
-        raise ConfigError("names no devices", value=text, nearest=f"1x {name}")
+        raise ConfigError("names no devices", nearest=f"1x {name}")
     try:
         device = find_device(name)
     except ConfigError:
-        return NamedCluster(keys=_keys_of(name, text), hosts=count)
-    return NamedCluster(keys=_keys_of(device.name, text, "device"), devices=count)
+        return NamedCluster(keys=_keys_of(name), hosts=count)
+    return NamedCluster(keys=_keys_of(device.name, "device"), devices=count)
 
 
-def _keys_of(name: str, text: str, *forms: str) -> dict[str, Any]:
-    """Return the keys of one host of this name, a cluster's rather than a device's if `forms` does not say which.
-
-    `text` is for the message.
-    """
-    for form in forms or ("name", "device"):
+def _keys_of(name: str, *forms: str) -> dict[str, Any]:
+    """Return the keys of one host of this name, a cluster's rather than a device's if `forms` does not say which."""
+    clusters = {spelling_key(known): known for known in cluster_names()}
+    for form in forms or (("name", "device") if spelling_key(name) in clusters else ("device",)):
         try:
             host = cluster_from_mapping({form: name}, Path())
         except ConfigError:
@@ -69,6 +68,6 @@ def _keys_of(name: str, text: str, *forms: str) -> dict[str, Any]:
         (group,) = host.groups
         racks = hosts_per_domain(group.device)
         in_rack = {"devices_per_host": group.devices_per_host // racks, "hosts_per_domain": racks}
-        return {form: group.name} | (in_rack if racks > 1 else {})
+        return {form: group.name if form == "name" else group.device.name} | (in_rack if racks > 1 else {})
     nearest = did_you_mean(name, [*cluster_names(), *device_names()])
-    raise ConfigError("is no cluster and no device of the catalog", value=text, nearest=nearest)
+    raise ConfigError("is no cluster and no device of the catalog", nearest=nearest)

@@ -20,6 +20,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
+from hardware.launched_hosts import launched
 from trials.backend import HostNeeds, Observation, OnStart, OnStep, Status, TrialAbility
 from trials.command.host_program import HostPlan, UserCommand
 from trials.command.knob_files import TrialFile
@@ -99,7 +100,7 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         """Resources of a trial: all devices of every host for one process, or one core if Ray does not manage them."""
         if self.launch == "once" or self.slurm is not None:
             return (HostNeeds(),)
-        cluster = self.cluster
+        cluster = launched(self.cluster)
         per_host = cluster.devices_per_host
         needs = (
             HostNeeds(cpus=per_host, processes=1) if is_cpu_cluster(cluster) else HostNeeds(gpus=per_host, processes=1)

@@ -31,7 +31,7 @@ from tuner.imports.imported import Doubt, Unread
 from tuner.imports.log import Measured, StepsRead, import_log
 from tuner.imports.without_secrets import without_secrets
 from tuner.study_file.answers import Added, check_complete, is_ignored
-from tuner.study_file.cluster_keys import cluster_keys, relative_path
+from tuner.study_file.cluster_keys import cluster_keys, hosts_of, notes_on_domains, relative_path
 from tuner.study_file.text import model_text, study_text
 
 MOST_BYTES = 250_000
@@ -151,11 +151,12 @@ def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, mod
     name = _study_name(file)
     reference, model = _model(imported, added, name, file, folder)
     assert added.cluster is not None, "asked for before"
-    keys = cluster_keys(imported, added.cluster, folder)
+    keys = cluster_keys(added.cluster, hosts_of(imported), folder)
     try:
         cluster = cluster_from_mapping(keys, folder)
     except ConfigError as error:
         raise error.under("--cluster" if error.key == "name" else "cluster") from None
+    imported = replace(imported, notes=(*imported.notes, *notes_on_domains(imported, cluster)))
     runtime = find_runtime(imported.runtime)
     try:
         present = present_of(imported, devices=cluster.num_devices, model=model, runtime=runtime)

@@ -223,6 +223,14 @@ def test_a_device_makes_a_cluster():
     assert own_nic.groups[0].nic_links[0].bandwidth_bytes_per_s == 12.5e9
 
 
+def test_a_name_may_be_that_of_a_device():
+    """Where no cluster has the name, it is that of a device, in any of its spellings."""
+    named, device = (cluster_from_mapping({key: "H100 80GB", "hosts": 2}, Path()) for key in ("name", "device"))
+
+    assert named == device
+    assert named.name == "H100-SXM-80"
+
+
 def test_a_user_may_know_what_a_link_reaches():
     """`efficiency` of a link in a study replaces the kind's; without it the kind's counts."""
     nic = {"kind": "ib", "bandwidth_gb_per_s": 25, "latency_us": 4}

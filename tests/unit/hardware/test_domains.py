@@ -143,7 +143,7 @@ def test_a_domain_that_loses_a_host_keeps_the_others():
 
 
 def test_a_slow_adapter_splits_the_group_and_not_the_domain():
-    """A host whose adapter is slow still reaches its domain at full speed; groups that leave it are as slow as it is."""
+    """A host with a slow adapter still reaches its domain at full speed; groups that leave it are as slow as it is."""
     cluster = racks(6, 3)
 
     slow = cluster_at(cluster, Trace(events=(LinkEvent(time_s=1, link=(1,), share=0.5),)), 2)
@@ -207,7 +207,7 @@ def test_racks_by_their_hosts_and_by_their_domains():
     assert spelled().num_devices == spelled(hosts=18, devices_per_host=4).devices_per_domain == 72
     assert spelled(hosts=4, devices_per_host=4, hosts_per_domain=1).devices_per_domain == 4
     assert spelled(hosts=64, hosts_per_domain=16) == spelled(hosts=64, devices_per_host=4, hosts_per_domain=16)
-    with pytest.raises(ConfigError, match="hosts_per_domain = 19: .* a gb200-nvl72 domain has 72; use at most 18"):
+    with pytest.raises(ConfigError, match=r"hosts_per_domain = 19: .* a gb200-nvl72 domain has 72; use at most 18"):
         spelled(hosts=64, devices_per_host=4, hosts_per_domain=19)
 
 
