@@ -33,7 +33,7 @@ class LinkEvent:
 
     Attributes:
         time_s: Time of the event [s].
-        link: Links that change: INTRA for all links inside hosts; INTER for all NICs and all links between groups; a
+        link: Links that change: INTRA for all links inside domains; INTER for all NICs and all links between groups; a
             kind of link for all links of this kind; (a,) for the NICs of host a; (a, b) with a < b for the path between
             two hosts.
         share: Bandwidth of these links over their nominal one, above 0 and at most 1.
