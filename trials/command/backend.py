@@ -246,7 +246,7 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     def job_of(self, jobs: SlurmJobs, plan: HostPlan, config: ParallelConfig) -> JobPlan:
         """Return the job of one trial; Slurm gives it any of its hosts, which are alike."""
         hosts = len(hosts_of(self.cluster, config))
-        return job_plan(jobs, plan, num_hosts=hosts, devices_per_host=self.cluster.devices_per_host)
+        return job_plan(jobs, plan, num_hosts=hosts, devices_per_host=launched(self.cluster).devices_per_host)
 
     def kept_logs(self) -> dict[int, tuple[Path, ...]]:
         """Return the whole logs in this machine's folder, in the order of their hosts, by the trial's number.
