@@ -106,6 +106,7 @@ def test_spellings_and_remarks_name_a_device():
         ("AMD Instinct MI355X", "MI355X"),
         ("MI325_OAM", "MI325X"),
         ("Ascend 910C", "Ascend-A3"),
+        ("Ascend910_9382", "Ascend-A3"),
         ("Ascend 950", "Ascend-950DT"),
         ("VR NVL144", "VR200"),
     ],
