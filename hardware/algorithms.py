@@ -4,7 +4,8 @@ The library chooses algorithm and protocol by the size of the message, and takes
 is the least of a few lines. A line depends on the group alone, so it is computed once for every kind of group, and a
 message costs a multiplication and a minimum.
 
-Letters: u kinds of groups, k lines; n members, h hosts, m members on the host with the fewest, M with the most.
+Letters: u kinds of groups, k lines; n members, h domains (a host, or hosts joined by fast
+links), m members in the domain with the fewest, M with the most.
 
 Sources: NVIDIA/nccl src/graph/tuning.cc (base latency, hops, protocols, trees over hosts with a chain inside each),
 nccl-tests doc/PERFORMANCE.md (volumes), NVIDIA/nccl issue 812 (on two hosts a tree sends the tensor once where a ring
@@ -25,7 +26,7 @@ PEERS_AT_ONCE = 8
 """Messages of an all-to-all that a member keeps in flight (NCCL_MAX_DEV_WORK_P2P_PER_BATCH); on EFA 8 to 14 fit."""
 
 
-SIZES = ("size", "hosts", "members_per_host", "max_members_per_host", "switches")
+SIZES = ("size", "domains", "members_per_domain", "max_members_per_domain", "switches")
 LINKS = ("intra", "pair", "inter", "hop")
 """Names of the sizes and of the links of `GroupKinds`."""
 
@@ -40,21 +41,21 @@ class GroupKinds:
 
     Attributes:
         size: Number n of ranks in a group.
-        hosts: Largest number h of hosts that a group spans.
-        members_per_host: Smallest number m of members that a group has on one of its hosts.
-        max_members_per_host: Largest number M of members that a group has on one of its hosts.
+        domains: Largest number h of domains that a group spans.
+        members_per_domain: Smallest number m of members that a group has in one of its domains.
+        max_members_per_domain: Largest number M of members that a group has in one of its domains.
         switches: Largest number of leaf switches that a group spans.
-        intra: Link of a member to the other members on its host.
-        pair: Link of a member to just one other member on its host; on a full mesh that is one wire.
-        inter: Share of the network that a member has to itself: a group with m members on a host has m shares there.
+        intra: Link of a member to the other members in its domain.
+        pair: Link of a member to just one other member in its domain; on a full mesh that is one wire.
+        inter: Share of the network that a member has to itself: a group with m members in a domain has m shares there.
         hop: Share of the network for messages from each member to the next, where members whose next one is on their
-            own host leave their share of a common adapter to the others.
+            own domain leave their share of a common adapter to the others.
     """
 
     size: IntArray
-    hosts: IntArray
-    members_per_host: IntArray
-    max_members_per_host: IntArray
+    domains: IntArray
+    members_per_domain: IntArray
+    max_members_per_domain: IntArray
     switches: IntArray
     intra: LinkCost[FloatArray]
     pair: LinkCost[FloatArray]
@@ -148,48 +149,48 @@ def _protocols(groups: GroupKinds) -> tuple[_Protocol, _Protocol]:
 def _ring(groups: GroupKinds, protocol: _Protocol, *, passes: int) -> FloatArray:
     """Compute the line of a ring, once around (all-gather) or twice (all-reduce) [2, u].
 
-    It takes n - 1 hops, h - 1 of them between hosts, and sends (n - 1) / n of the tensor through every link. A ring
-    runs in as many copies as the host with the fewest members has members, each through another member's share of the
+    It takes n - 1 hops, h - 1 of them between domains, and sends (n - 1) / n of the tensor through every link. A ring
+    runs in as many copies as the domain with the fewest members has members, each through another member's share of the
     network. Beside that a member moves its own part once, which a slower network hides.
     """
     n = groups.size
-    hops_s = (n - groups.hosts) * protocol.intra_hop_s + _rounds_between_hosts(groups) * protocol.inter_hop_s
-    # the slower of both is the bottleneck: all copies of the ring inside the host, or their shares of the network
+    hops_s = (n - groups.domains) * protocol.intra_hop_s + _rounds_between_domains(groups) * protocol.inter_hop_s
+    # the slower of both is the bottleneck: all copies of the ring inside the domain, or their shares of the network
     share = passes * (n - 1) / n
     inside_s_per_byte = share * protocol.intra_s_per_byte + groups.intra.copy_s_per_byte / n
-    crossing_s_per_byte = share * protocol.inter_s_per_byte / groups.members_per_host
+    crossing_s_per_byte = share * protocol.inter_s_per_byte / groups.members_per_domain
     return np.array([protocol.base_s + passes * hops_s, np.maximum(inside_s_per_byte, crossing_s_per_byte)])
 
 
-def _rounds_between_hosts(groups: GroupKinds) -> FloatArray:
-    """Return the number of successive hops between hosts: h - 1 in a ring, log2 h where powers of two may halve.
+def _rounds_between_domains(groups: GroupKinds) -> FloatArray:
+    """Return the number of successive hops between domains: h - 1 in a ring, log2 h where powers of two may halve.
 
     Both send (h - 1) / h of the tensor (Thakur, Rabenseifner and Gropp 2005, recursive halving and doubling).
     """
-    is_power = (groups.hosts & (groups.hosts - 1)) == 0
+    is_power = (groups.domains & (groups.domains - 1)) == 0
     doubles = is_power & (groups.inter.ring_only == 0)
-    return np.where(doubles, np.log2(groups.hosts), groups.hosts - 1.0)
+    return np.where(doubles, np.log2(groups.domains), groups.domains - 1.0)
 
 
 def _trees(groups: GroupKinds, protocols: tuple[_Protocol, _Protocol], rings: list[FloatArray]) -> list[FloatArray]:
-    """Compute the line of a tree of hosts for each protocol [2, u]; on one host that of the switch, or of the ring.
+    """Compute the line of a tree of domains for each protocol [2, u]; in one domain that of the switch, or of the ring.
 
-    The tensor goes up and down a chain inside the host and the levels of a binary tree of hosts, so that it crosses
-    every link twice. With two hosts it crosses the network once in each direction, and a switch that adds up needs it
-    only once inside the host.
+    The tensor goes up and down a chain inside the domain and the levels of a binary tree of domains, so that it crosses
+    every link twice. With two domains it crosses the network once in each direction, and a switch that adds up needs it
+    only once inside the domain.
     """
-    one_host = groups.hosts == 1
-    levels = np.ceil(np.log2(groups.hosts))
-    volume = np.where(groups.hosts == 2, 1.0, 2.0)
-    # a switch adds up only for groups that fill enough of the host (nccl issue 1455)
-    switched = (groups.members_per_host >= WIDE_MEMBERS) & np.isfinite(groups.intra.reduce_s_per_byte)
+    in_one = groups.domains == 1
+    levels = np.ceil(np.log2(groups.domains))
+    volume = np.where(groups.domains == 2, 1.0, 2.0)
+    # a switch adds up only for groups that fill enough of the domain (nccl issue 1455)
+    switched = (groups.members_per_domain >= WIDE_MEMBERS) & np.isfinite(groups.intra.reduce_s_per_byte)
     reduce_s_per_byte = np.where(switched, groups.intra.reduce_s_per_byte, np.inf)
     lines = []
     # only the long protocol can use the switch's own reduction
     for protocol, ring, is_long in zip(protocols, rings, (False, True), strict=True):
-        hops_s = (groups.max_members_per_host - 1) * protocol.intra_hop_s + levels * protocol.inter_hop_s
-        crossing = np.where(groups.hosts > 2, protocol.tree_s_per_byte, protocol.inter_s_per_byte)
-        network_s_per_byte = volume * crossing / groups.members_per_host
+        hops_s = (groups.max_members_per_domain - 1) * protocol.intra_hop_s + levels * protocol.inter_hop_s
+        crossing = np.where(groups.domains > 2, protocol.tree_s_per_byte, protocol.inter_s_per_byte)
+        network_s_per_byte = volume * crossing / groups.members_per_domain
         chain_s_per_byte = 2 * protocol.intra_s_per_byte
         base_s = protocol.base_s
         if is_long:
@@ -198,23 +199,23 @@ def _trees(groups: GroupKinds, protocols: tuple[_Protocol, _Protocol], rings: li
         tree = np.array([base_s + 2 * hops_s, np.maximum(chain_s_per_byte, network_s_per_byte)])
         switch = np.array([groups.intra.reduce_base_s, reduce_s_per_byte])
         alone = np.where(switched, switch, ring) if is_long else ring
-        lines.append(np.where(one_host, alone, tree))
+        lines.append(np.where(in_one, alone, tree))
     return lines
 
 
 def _all_to_all(groups: GroupKinds, protocol: _Protocol) -> FloatArray:
     """Compute the line of an all-to-all, in which each member sends B / n to each of the others, some at a time [2, u].
 
-    The data inside the host and the data that leaves it travel at the same time. The latter is (n - m) / n of the
-    buffer for members on the host with the fewest, and goes through the member's own share of the network.
+    The data inside the domain and the data that leaves it travel at the same time. The latter is (n - m) / n of the
+    buffer for members of the domain with the fewest, and goes through the member's own share of the network.
     """
-    n, peers_off_host = groups.size, groups.size - groups.members_per_host
+    n, peers_outside = groups.size, groups.size - groups.members_per_domain
     inside_s_per_byte = (
-        (groups.max_members_per_host - 1) * protocol.intra_s_per_byte + groups.intra.copy_s_per_byte
+        (groups.max_members_per_domain - 1) * protocol.intra_s_per_byte + groups.intra.copy_s_per_byte
     ) / n
-    outside_s_per_byte = peers_off_host / n * protocol.inter_s_per_byte
+    outside_s_per_byte = peers_outside / n * protocol.inter_s_per_byte
     # messages leave in waves of PEERS_AT_ONCE, each with the latency of its hops
-    waves_s = (groups.members_per_host - 1) * protocol.intra_hop_s + peers_off_host * protocol.inter_hop_s
+    waves_s = (groups.members_per_domain - 1) * protocol.intra_hop_s + peers_outside * protocol.inter_hop_s
     first_s = np.maximum(protocol.intra_hop_s, protocol.inter_hop_s)
     return np.array(
         [protocol.base_s + first_s + waves_s / PEERS_AT_ONCE, np.maximum(inside_s_per_byte, outside_s_per_byte)]
@@ -229,7 +230,7 @@ def _hops(groups: GroupKinds) -> list[FloatArray]:
     """
     pair, network = groups.pair, groups.hop
     base_s = np.maximum(pair.short_base_s, network.short_base_s)
-    # neighbours may be on one host or on two: the slower way sets the time of all
+    # neighbours may be in one domain or in two: the slower way sets the time of all
     short_hop_s = base_s + np.maximum(pair.short_hop_s, network.short_hop_s)
     long_hop_s = base_s + np.maximum(pair.long_hop_s, network.long_hop_s)
     return [

@@ -1,5 +1,8 @@
 """Clusters of equal or unlike hosts.
 
+A host is what a launcher starts, and what is lost or paid for. A domain is what fast links join: the devices of one
+host, or of several hosts of a rack.
+
 Letters in shapes: n ranks, g groups of ranks that are asked about.
 """
 
@@ -7,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -38,6 +42,8 @@ class Cluster:
             their NICs.
         uplink_bytes_per_s: Bandwidth that all hosts under one leaf switch share towards others, in each direction
             [bytes/s]; None where there are no switches.
+        domains: Number of the domain of every host. Empty means that neighbours of each group are a domain, as its
+            `domain_sizes` say.
     """
 
     name: str
@@ -47,12 +53,15 @@ class Cluster:
     networks: tuple[int, ...] = ()
     switches: tuple[int, ...] = ()
     uplink_bytes_per_s: float | None = None
+    domains: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.groups, "a cluster has hosts"
         assert all(pair.second_host < self.num_hosts for pair in self.slow_pairs), "a slow pair joins two of the hosts"
         assert len(self.networks) in (0, len(self.groups)), "each group is in a network"
         assert len(self.switches) in (0, self.num_hosts), "each host is under a switch"
+        assert len(self.domains) in (0, self.num_hosts), "each host is in a domain"
+        assert {*self.domains} == {*range(len({*self.domains}))}, "domains are numbered from 0 on"
         assert bool(self.switches) == (self.uplink_bytes_per_s is not None), "switches have uplinks"
 
     @property
@@ -69,6 +78,19 @@ class Cluster:
     def devices_per_host(self) -> int:
         """Number of devices of the smallest host."""
         return min(group.devices_per_host for group in self.groups)
+
+    @property
+    def devices_per_domain(self) -> int:
+        """Number of neighbouring devices that always share a domain: those of the smallest host, or more.
+
+        Groups of so many ranks, one after the other, fill each of several domains of hosts.
+        """
+        return max(self.devices_per_host, math.gcd(*np.bincount(self.rank_domain()).tolist()))
+
+    @property
+    def num_domains(self) -> int:
+        """Number of domains."""
+        return int(self.host_domain().max()) + 1
 
     @property
     def memory_bytes(self) -> int:
@@ -92,6 +114,17 @@ class Cluster:
         )
         return np.repeat(np.arange(self.num_hosts), devices_per_host)
 
+    def host_domain(self) -> IntArray:
+        """Return the domain of every host, [hosts]: the number of the host itself where links end at the host."""
+        if self.domains:
+            return np.array(self.domains)
+        sizes = [size for group in self.groups for size in group.domain_sizes]
+        return np.repeat(np.arange(len(sizes)), sizes)
+
+    def rank_domain(self) -> IntArray:
+        """Return the domain of every rank, [n]."""
+        return self.host_domain()[self.rank_host()]
+
     def rank_device_index(self) -> IntArray:
         """Return the index in `devices` of every rank's device, [n]."""
         devices = self.devices
@@ -101,7 +134,7 @@ class Cluster:
     @property
     def host_kinds(self) -> tuple[int, ...]:
         """Kind of hosts of each group: number of the first group with the same devices and links."""
-        kinds = [(group.device, group.devices_per_host, group.intra_links, group.nic_links) for group in self.groups]
+        kinds = [replace(group, name="", hosts=1) for group in self.groups]
         return tuple(kinds.index(kind) for kind in kinds)
 
     @property
@@ -132,7 +165,7 @@ class Cluster:
         assert len(set(hosts)) == len(hosts), "an order names no host twice"
         group_of_host = np.repeat(np.arange(len(self.groups)), [group.hosts for group in self.groups])
         runs = [(group, len(list(run))) for group, run in itertools.groupby(group_of_host[list(hosts)].tolist())]
-        # slow pairs, networks and switches follow their hosts to the new places
+        # slow pairs, networks, switches and domains follow their hosts to the new places
         place = {host: number for number, host in enumerate(hosts)}
         pairs = [
             (sorted((place[pair.first_host], place[pair.second_host])), pair.share)
@@ -140,9 +173,11 @@ class Cluster:
             if pair.first_host in place and pair.second_host in place
         ]
         networks = self.networks or range(len(self.groups))
+        groups = tuple(replace(self.groups[group], hosts=count) for group, count in runs)
         return replace(
             self,
-            groups=tuple(replace(self.groups[group], hosts=count) for group, count in runs),
+            groups=groups,
+            domains=told_domains(groups, self.host_domain()[list(hosts)].tolist()),
             slow_pairs=tuple(SlowPair(first_host=a, second_host=b, share=share) for (a, b), share in pairs),
             networks=tuple(networks[group] for group, _ in runs) if self.inter_group_links else (),
             switches=tuple(self.switches[host] for host in hosts) if self.switches else (),
@@ -155,7 +190,7 @@ class Cluster:
         if self.switches:
             under_one = self.switches.count(self.switches[0])
             switches = tuple(host // under_one for host in range(hosts))
-        return replace(self, groups=(replace(group, hosts=hosts),), switches=switches)
+        return replace(self, groups=(replace(group, hosts=hosts),), switches=switches, domains=())
 
     def group_links(self, stride: IntArray, size: IntArray) -> GroupLinks:
         """Find the links of the groups {base + i * stride, i < size} that tile all ranks.
@@ -181,13 +216,12 @@ class Cluster:
         return stack_links([fabric.worst_links(s, n) for s, n in pairs], row)
 
     def links_among(self, entries: Sequence[IntArray], at_work: IntArray) -> GroupLinks:
-        """Find the links of given groups of ranks; a ring visits host after host, whatever their order.
+        """Find the links of given groups of ranks; a ring visits domain after domain, host after host.
 
         Args:
             entries: Ranks of the groups of each entry, all of one size [groups, size].
             at_work: All ranks that communicate at that time; others lend them their shares of adapters and uplinks.
         """
-        return _fabric(self).links_among(entries, at_work)
         return _fabric(self).links_among(entries, at_work)
 
     def uplink_share(self, ranks: IntArray) -> float:
@@ -209,7 +243,9 @@ class Cluster:
     @property
     def has_unlike_links(self) -> bool:
         """Whether equal groups of ranks may cross unlike links, because of their places."""
-        return self.is_mixed or bool(self.slow_pairs or self.switches or self.inter_group_links)
+        if self.is_mixed or self.slow_pairs or self.switches or self.inter_group_links:
+            return True
+        return len({*np.bincount(self.rank_domain()).tolist()}) > 1
 
     def links_of_stages(
         self, stride: IntArray, size: IntArray, length: int, stages: Sequence[tuple[int, ...]]
@@ -256,6 +292,21 @@ class Cluster:
         return StageLinks(kinds=tuple(kinds), of_boundary=of_boundary)
 
 
+def told_domains(groups: Sequence[HostGroup], domains: Sequence[int]) -> tuple[int, ...]:
+    """Number the domains of these groups' hosts in their order; empty where the groups alone tell them.
+
+    Args:
+        groups: Groups of hosts.
+        domains: Domain of every host, by any numbers.
+    """
+    if all(group.hosts_per_domain == 1 for group in groups):
+        return ()
+    numbers: dict[int, int] = {}
+    found = tuple(numbers.setdefault(domain, len(numbers)) for domain in domains)
+    alone = Cluster(name="", groups=tuple(groups)).host_domain()
+    return () if found == tuple(alone.tolist()) else found
+
+
 @functools.lru_cache(maxsize=16)
 def _fabric(cluster: Cluster) -> Fabric:
     """Return the links of a cluster as arrays; those of the last clusters are kept."""
@@ -266,4 +317,5 @@ def _fabric(cluster: Cluster) -> Fabric:
         switches=cluster.switches,
         uplink_bytes_per_s=cluster.uplink_bytes_per_s,
         slow_pairs=cluster.slow_pairs,
+        host_domain=cluster.host_domain(),
     )

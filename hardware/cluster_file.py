@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from hardware.cluster import Cluster
-from hardware.device import CATALOG, LinkEntry, find_device
+from hardware.device import CATALOG, Device, LinkEntry, find_device, hosts_per_domain
 from hardware.host_group import HostGroup
 from hardware.io.config_file import DocumentedModel, SourcedNumber, StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
@@ -78,7 +78,7 @@ class _GroupForm(DocumentedModel):
     """Group of equal hosts, one of `cluster.groups:`."""
 
     name: str | None = None
-    """A cluster of the catalog; beside `device` only a label."""
+    """A cluster of the catalog, or else a device of it; beside `device` only a label."""
 
     device: str | None = None
     """A device of the catalog.
@@ -92,17 +92,23 @@ class _GroupForm(DocumentedModel):
     devices_per_host: int | None = Field(default=None, ge=1, le=MAX_DEVICES)
     """Devices of each host that the job may use.
 
-    Default: the catalog's
+    Default: the catalog's; of a rack that is one NVLink domain, all of the rack, which then counts as a host
+    """
+
+    hosts_per_domain: int | None = Field(default=None, ge=1, le=MAX_DEVICES)
+    """Neighbouring hosts that `intra_links` join, such as 18 hosts of four devices in an NVL72 rack, or 16 of them.
+
+    Default: the catalog's where `devices_per_host` are those of one host, and otherwise 1
     """
 
     intra_links: list[LinkForm] | None = Field(default=None, min_length=1)
-    """Parallel links of one device to the others of its host.
+    """Parallel links of one device to the others of its host or, with `hosts_per_domain`, of its domain.
 
     Default: the catalog's
     """
 
     nic_links: list[LinkForm] | None = Field(default=None, min_length=1)
-    """Parallel links of one device to other hosts: its own share of the host's network.
+    """Parallel links of one device to other hosts or domains: its own share of the host's network.
 
     Default: the catalog's
     """
@@ -214,10 +220,10 @@ def read_described_cluster(mapping: Mapping[str, Any], base_dir: Path, file: str
 
     It names a cluster of the catalog (`{name: dgx-h100, hosts: 8}`), a device (`{device: H100-SXM-80, hosts: 8}`),
     unlike groups of both (`{groups: [...], inter_group_links: [...]}`), or a file that holds one of these
-    (`{file: cluster.yaml}`). `devices_per_host`, `intra_links` and `nic_links` replace the catalog's values; beside
-    `device`, `name` is only a label. `switch: {hosts: 4, uplink_gb_per_s: 200}` puts four neighbouring hosts under each
-    leaf switch, whose uplink they share, in each direction. `trace` names a file; one beside `file` wins over one
-    inside that file.
+    (`{file: cluster.yaml}`). `devices_per_host`, `hosts_per_domain`, `intra_links` and `nic_links` replace the
+    catalog's values; beside `device`, `name` is only a label. `switch: {hosts: 4, uplink_gb_per_s: 200}` puts four
+    neighbouring hosts under each leaf switch, whose uplink they share, in each direction. `trace` names a file; one
+    beside `file` wins over one inside that file.
 
     Args:
         mapping: Keys and values of the configuration.
@@ -288,17 +294,9 @@ def _links(forms: Sequence[LinkForm] | None, key: str) -> tuple[Link, ...]:
 
 def _host_group(form: _GroupForm) -> HostGroup:
     if form.device is not None:
-        device = find_device(form.device)
-        group = HostGroup(
-            name=form.name or device.name,
-            device=device,
-            hosts=form.hosts,
-            devices_per_host=form.devices_per_host or device.devices_per_host,
-            intra_links=(device.scale_up,),
-            nic_links=(device.scale_out,),
-        )
+        group = _device_group(find_device(form.device), form)
     elif form.name is not None:
-        group = _catalog_group(form.name, form.hosts, form.devices_per_host)
+        group = _catalog_group(form.name, form)
     else:
         raise ConfigError("needs `name`, `device`, `groups` or `file`", nearest=did_you_mean("", cluster_names()))
     intra_links = _links(form.intra_links, "intra_links") or group.intra_links
@@ -306,25 +304,69 @@ def _host_group(form: _GroupForm) -> HostGroup:
     return replace(group, intra_links=intra_links, nic_links=nic_links)
 
 
-def _catalog_group(name: str, hosts: int, devices_per_host: int | None) -> HostGroup:
+def _places(form: _GroupForm, device: Device, most: int) -> tuple[int, int]:
+    """Return the devices of each host, and the hosts of each domain.
+
+    Args:
+        form: Group of hosts.
+        device: Their device.
+        most: Devices of one host or, of a rack that is one domain, of the rack.
+    """
+    rack_hosts = hosts_per_domain(device)
+    of_one = most // rack_hosts
+    if form.hosts_per_domain is not None:
+        return form.devices_per_host or of_one, form.hosts_per_domain
+    # as in studies from before there was the key: more devices than an operating system sees are a part of a rack
+    if form.devices_per_host is None or form.devices_per_host > of_one:
+        return form.devices_per_host or most, 1
+    return form.devices_per_host, rack_hosts
+
+
+def _device_group(device: Device, form: _GroupForm) -> HostGroup:
+    in_host, in_domain = _places(form, device, device.devices_per_host)
+    return HostGroup(
+        name=(form.device and form.name) or device.name,
+        device=device,
+        hosts=form.hosts,
+        devices_per_host=in_host,
+        hosts_per_domain=in_domain,
+        intra_links=(device.scale_up,),
+        nic_links=(device.scale_out,),
+    )
+
+
+def _catalog_group(name: str, form: _GroupForm) -> HostGroup:
     known = {spelling_key(known): known for known in cluster_names()}.get(spelling_key(name))
     if known is None:
+        try:
+            return _device_group(find_device(name), form)
+        except ConfigError:
+            pass
         raise ConfigError("is not a known cluster", key="name", value=name, nearest=did_you_mean(name, cluster_names()))
     entry = _catalog().clusters[known]
     device = find_device(entry.device)
-    in_host = int(entry.devices_per_host.value) if entry.devices_per_host else device.devices_per_host
-    if devices_per_host is not None and devices_per_host > in_host:
+    most = int(entry.devices_per_host.value) if entry.devices_per_host else device.devices_per_host
+    in_host, in_domain = _places(form, device, most)
+    if in_host > most:
         raise ConfigError(
-            f"a {known} host has {in_host} devices",
+            f"a {known} host has {most} devices",
             key="devices_per_host",
-            value=devices_per_host,
-            nearest=f"use at most {in_host}, or describe the host with `device: {device.name}`",
+            value=in_host,
+            nearest=f"use at most {most}, or describe the host with `device: {device.name}`",
+        )
+    if hosts_per_domain(device) > 1 and in_host * in_domain > most:
+        raise ConfigError(
+            f"of {in_host} devices each are {in_host * in_domain}, and a {known} domain has {most}",
+            key="hosts_per_domain",
+            value=in_domain,
+            nearest=f"use at most {most // in_host}, or describe the domain with `device: {device.name}`",
         )
     return HostGroup(
         name=known,
         device=device,
-        hosts=hosts,
-        devices_per_host=devices_per_host or in_host,
+        hosts=form.hosts,
+        devices_per_host=in_host,
+        hosts_per_domain=in_domain,
         intra_links=tuple(link.link() for link in entry.intra_links or ()) or (device.scale_up,),
         nic_links=tuple(link.link() for link in entry.nic_links or ()) or (device.scale_out,),
     )

@@ -37,7 +37,7 @@ class Device:
         scale_up: Link to the other devices of its host.
         scale_out: Link to other hosts, the device's share of the host's network.
         host_link: Link to the host's memory; None where no figure is known.
-        devices_per_host: Usual number of devices in one host; for GB200 and GB300 in the NVLink domain.
+        devices_per_host: Usual number of devices in one host; all of a rack that is one domain (`hosts_per_domain`).
         sources: Pairs of a field's name and its source with the confidence, for every number above.
     """
 
@@ -123,6 +123,7 @@ class _DeviceEntry(StrictModel):
     power_w: SourcedNumber | None = None
     num_sms: SourcedNumber | None = None
     devices_per_host: SourcedNumber
+    hosts_per_domain: SourcedNumber | None = None
     scale_up: LinkEntry
     scale_out: LinkEntry
     host_link: LinkEntry | None = None
@@ -145,7 +146,11 @@ class _DeviceEntry(StrictModel):
             sources=tuple(
                 (field, f"{source_texts[number.source]} ({number.confidence})")
                 for field, number in _numbers(self)
-                if field != "power_w"  # no field of a device, so that stored studies keep their meaning
+                if field
+                not in (
+                    "power_w",
+                    "hosts_per_domain",
+                )  # no field of a device, so that stored studies keep their meaning
             ),
         )
 
@@ -155,21 +160,30 @@ class _Catalog(StrictModel):
     devices: dict[str, _DeviceEntry]
 
 
+_VENDOR = re.compile(r"^\s*(NVIDIA|AMD|Instinct|Tesla|Huawei|Intel|Google|AWS)[\s_-]+(Instinct[\s_-]+)?", re.IGNORECASE)
+
+
 def find_device(name: str) -> Device:
     """Return the device of this name or alias.
 
-    Case, spaces, dashes, underscores and a remark in parentheses don't matter. A remark counts only where the catalog
-    knows it: "Ascend-910B (900 A2 PoDc)" is a device of its own.
+    Case, spaces, dashes, underscores, a vendor's name and a remark in parentheses don't matter: `nvidia-smi` prints
+    NVIDIA H100 NVL. A remark counts only where the catalog knows it: "Ascend-910B (900 A2 PoDc)" is a device of its
+    own.
 
     Raises:
         ConfigError: no device has this name.
     """
     by_key = _devices_by_key()
     without_remark = re.sub(r"\s*\(.*\)\s*$", "", name, flags=re.DOTALL)
-    device = by_key.get(spelling_key(name)) or by_key.get(spelling_key(without_remark))
+    without_vendor = _VENDOR.sub("", without_remark)
+    # a remark may be the size of the memory
+    texts = (name, re.sub(r"[()]", " ", name))
+    spellings = (*texts, *(_VENDOR.sub("", text) for text in texts), without_remark, without_vendor)
+    keys = (re.sub(r"(?<=\d)gib", "gb", spelling_key(spelling)) for spelling in spellings)
+    device = next((by_key[key] for key in keys if key in by_key), None)
     if device is None:
-        spellings = [*device_names(), *(alias for entry in _catalog().devices.values() for alias in entry.aliases)]
-        nearest = did_you_mean(without_remark, spellings)
+        known = [*device_names(), *(alias for entry in _catalog().devices.values() for alias in entry.aliases)]
+        nearest = did_you_mean(without_vendor, known)
         raise ConfigError("is not a known device", key="device", value=name, nearest=nearest)
     return device
 
@@ -201,6 +215,12 @@ def power_limit_w(device: Device) -> float | None:
     """Return the power limit of a device's board [W]; None where the catalog has no figure."""
     entry = _catalog().devices.get(device.name)
     return entry.power_w.value if entry and entry.power_w else None
+
+
+def hosts_per_domain(device: Device) -> int:
+    """Return the number of hosts that have `devices_per_host` devices: 1, or those of a rack that is one domain."""
+    entry = _catalog().devices.get(device.name)
+    return int(entry.hosts_per_domain.value) if entry and entry.hosts_per_domain else 1
 
 
 def device_names() -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from hardware.cluster import Cluster
+from hardware.cluster import Cluster, told_domains
 from hardware.host_group import HostGroup, SlowPair
 from hardware.link import Link, spelling_key
 
@@ -33,7 +33,7 @@ class LinkEvent:
 
     Attributes:
         time_s: Time of the event [s].
-        link: Links that change: INTRA for all links inside hosts; INTER for all NICs and all links between groups; a
+        link: Links that change: INTRA for all links inside domains; INTER for all NICs and all links between groups; a
             kind of link for all links of this kind; (a,) for the NICs of host a; (a, b) with a < b for the path between
             two hosts.
         share: Bandwidth of these links over their nominal one, above 0 and at most 1.
@@ -216,6 +216,7 @@ def _apply_state(cluster: Cluster, state: _State) -> Cluster:
     return replace(
         cluster,
         groups=tuple(parts),
+        domains=told_domains(parts, cluster.host_domain()[list(number_now)].tolist()),
         inter_group_links=_scale_links(cluster.inter_group_links, shares, shares.get(INTER, 1.0)),
         slow_pairs=tuple(
             SlowPair(first_host=number_now[link[0]], second_host=number_now[link[1]], share=share)

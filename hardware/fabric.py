@@ -19,10 +19,15 @@ from hardware.link import Link, LinkCost, combine_links
 _IS_PER_BYTE = np.array([field.endswith("s_per_byte") for field in LinkCost._fields])
 
 
+def _share_of(cost: FloatArray, share: float) -> FloatArray:
+    """Return the costs of links with a share of their bandwidth [..., fields]; latencies stay."""
+    return np.where(_IS_PER_BYTE, cost / share, cost)
+
+
 class Fabric:
     """Links of a cluster as arrays, for many questions about groups of its ranks; each answer is kept.
 
-    The arguments are the fields of `Cluster`.
+    The arguments are the fields of `Cluster`, and `Cluster.host_domain`.
     """
 
     def __init__(
@@ -34,20 +39,23 @@ class Fabric:
         switches: tuple[int, ...],
         uplink_bytes_per_s: float | None,
         slow_pairs: tuple[SlowPair, ...],
+        host_domain: IntArray,
     ) -> None:
         self.host_group = np.repeat(np.arange(len(groups)), [group.hosts for group in groups])
+        self.host_domain = host_domain
+        self.has_wide_domains = len(np.unique(host_domain)) < len(host_domain)
         self.devices = np.array([group.devices_per_host for group in groups])
         self.rank_host = np.repeat(np.arange(len(self.host_group)), self.devices[self.host_group])
         self.host_network = np.array(networks or range(len(groups)))[self.host_group]
-        # [host group, members on a host, field of LinkCost]; no link joins fewer than two members
-        most = max(2, *(group.devices_per_host for group in groups))
-        self.intra_cost = np.zeros((len(groups), most + 1, len(LinkCost._fields)))
+        # [host group, members in a domain, field of LinkCost]; no link joins fewer than two members
+        in_domain = np.bincount(host_domain, weights=self.devices[self.host_group]).astype(np.int64)
+        self.intra_cost = np.zeros((len(groups), max(2, in_domain.max()) + 1, len(LinkCost._fields)))
         for row, group in enumerate(groups):
-            for members in range(2, group.devices_per_host + 1):
+            for members in range(2, in_domain[host_domain[self.host_group == row]].max() + 1):
                 self.intra_cost[row, members] = combine_links(group.intra_links, members=members).cost(members)
         # parallel NICs of a device count as one link
         nics = [combine_links(group.nic_links) for group in groups]
-        # between hosts only the NICs count, whatever the number of members [host group, field of LinkCost]
+        # between domains only the NICs count, whatever the number of members [host group, field of LinkCost]
         self.nic_cost = np.array([nic.cost() for nic in nics])
         self.sharers = np.array([nic.sharers for nic in nics])
         self.nic_bandwidth = np.array([nic.bandwidth_bytes_per_s for nic in nics])
@@ -56,23 +64,25 @@ class Fabric:
         self.between_groups = combine_links(inter_group_links) if inter_group_links else None
         # number of neighbouring ranks that share a host, wherever they begin
         self.neighbours = math.gcd(*(group.devices_per_host for group in groups))
-        self.pair_hosts, self.pair_cost = self._slow_pairs(slow_pairs)
+        self.pairs = slow_pairs
         self.found: dict[tuple[int, int], WorstLinks] = {}
         self.in_stages: dict[tuple[int, int, int], tuple[list[WorstLinks], list[int]]] = {}
         self.between_stages: dict[int, tuple[list[WorstLinks], IntArray]] = {}
         self.among: dict[tuple[object, ...], GroupLinks] = {}
 
-    def _slow_pairs(self, pairs: tuple[SlowPair, ...]) -> tuple[IntArray, FloatArray]:
-        """Return both hosts of every slow pair [2, pair], and the cost between them [pair, field of LinkCost]."""
-        hosts = np.array([[pair.first_host, pair.second_host] for pair in pairs], dtype=np.int64).reshape(-1, 2).T
+    def _is_inside(self, pair: SlowPair) -> bool:
+        """Return whether both hosts are in one domain."""
+        return bool(self.host_domain[pair.first_host] == self.host_domain[pair.second_host])
+
+    def _pair_cost(self, pair: SlowPair) -> FloatArray:
+        """Return the cost between two hosts of different domains with a slow path [fields]."""
+        ends = self.host_group[[pair.first_host, pair.second_host]]
         # a pair is at least as slow as the slower of its NICs, and as the links between their networks
-        cost = self.nic_cost[self.host_group[hosts]].max(axis=0)
-        if self.between_groups is not None:
-            crosses = self.host_network[hosts[0]] != self.host_network[hosts[1]]
-            cost[crosses] = np.maximum(cost[crosses], self.between_groups.cost())
-        # only times per byte grow with a smaller share; latencies stay
-        shares = np.array([pair.share for pair in pairs])
-        return hosts, np.where(_IS_PER_BYTE, cost / shares[:, None], cost)
+        cost = self.nic_cost[ends].max(axis=0)
+        networks = self.host_network[[pair.first_host, pair.second_host]]
+        if self.between_groups is not None and networks[0] != networks[1]:
+            cost = np.maximum(cost, self.between_groups.cost())
+        return _share_of(cost, pair.share)
 
     def worst_links(self, stride: int, size: int) -> WorstLinks:
         """Return the five sizes of `GroupKinds` for one (stride, size), and the cost of its links [4, fields]."""
@@ -85,12 +95,17 @@ class Fabric:
     def links_among(self, entries: Sequence[IntArray], at_work: IntArray) -> GroupLinks:
         """Return the links of `Cluster.links_among`."""
         busy = np.bincount(self.rank_host[at_work], minlength=len(self.host_group))
-        hosts = [np.sort(self.rank_host[ranks], axis=1) for ranks in entries]
+        hosts = [self._by_domain(self.rank_host[ranks]) for ranks in entries]
         key = (busy.tobytes(), *((one.shape, one.tobytes()) for one in hosts))
         if key not in self.among:
             found = [self._worst_links(one, 1, busy) for one in hosts]
             self.among[key] = stack_links(found, np.arange(len(found)))
         return self.among[key]
+
+    def _by_domain(self, hosts: IntArray) -> IntArray:
+        """Sort the hosts of each row by their domains and numbers [rows, size]."""
+        count = len(self.host_group)
+        return np.asarray(np.sort(self.host_domain[hosts] * count + hosts, axis=1) % count)
 
     def uplink_share(self, ranks: IntArray) -> float:
         """Return the share of `Cluster.uplink_share`."""
@@ -156,19 +171,22 @@ class Fabric:
         costs = np.zeros((len(LINKS), len(LinkCost._fields)))
         if size == 1:
             return (1, 1, 1, 1, 1), costs
-        # hosts ascend within a row, so members on one host stand side by side: a run
+        # neighbours on one host are a run; where hosts stand for domains, each run is all members in its domain
         starts_run = np.ones(hosts.shape, dtype=bool)
         starts_run[:, 1:] = hosts[:, 1:] != hosts[:, :-1]
         first = np.flatnonzero(starts_run)
         members = np.diff(first, append=hosts.size)
-        kind = self.host_group[hosts.ravel()[first]]
-        hosts_spanned = starts_run.sum(axis=1)
-        # links inside a host matter to runs of several members, NICs to groups on several hosts
-        local = members >= 2
-        crossing = hosts_spanned[first // size] >= 2
+        row, host = first // size, hosts.ravel()[first]
+        kind = self.host_group[host]
+        in_domain = self._join_runs(row, host, members) if self.has_wide_domains else (row, host, kind, members)
+        domain_row, domain, domain_kind, domain_members = in_domain
+        domains_spanned = np.bincount(domain_row, minlength=len(hosts))
+        # links inside a domain matter to several members there, NICs to groups over several domains
+        local = domain_members >= 2
+        crossing = domains_spanned[row] >= 2
         # few (kind of host, members) occur among many runs
         width = self.intra_cost.shape[1]
-        inside = np.flatnonzero(np.bincount(kind[local] * width + members[local]))
+        inside = np.flatnonzero(np.bincount(domain_kind[local] * width + domain_members[local]))
         inside_kind, inside_members = np.divmod(inside, width)
         costs[0] = self.intra_cost[inside_kind, inside_members].max(axis=0, initial=0.0)
         costs[1] = self.intra_cost[inside_kind, 2].max(axis=0, initial=0.0)
@@ -176,15 +194,16 @@ class Fabric:
         # silent devices leave their shares of an adapter to those that communicate
         if busy is not None and (self.sharers > 1).any():
             sharers = self.sharers[kind[crossing]]
-            share = np.clip(busy[hosts.ravel()[first][crossing]], 1, sharers) / sharers
+            share = np.clip(busy[host[crossing]], 1, sharers) / sharers
             costs[2] = self._nic_costs(kind[crossing], share)
         # messages to the next member leave the adapter's shares of silent devices to the others
         costs[3] = self._hop_cost(hosts, alike) if (self.sharers > 1).any() else costs[2]
         switches = 1
         if math.isfinite(self.uplink):
             # an uplink that all its hosts together overload slows down every byte between switches
-            switch = np.sort(self.host_switch[hosts], axis=1)
-            switches = 1 + int((switch[:, 1:] != switch[:, :-1]).sum(axis=1).max())
+            senders = hosts[domains_spanned >= 2] if self.has_wide_domains else hosts
+            switch = np.sort(self.host_switch[senders], axis=1)
+            switches = 1 + int((switch[:, 1:] != switch[:, :-1]).sum(axis=1).max(initial=0))
             if switches > 1:
                 demand = self._demand(self.devices[self.host_group] if busy is None else busy)
                 crowding = np.bincount(self.host_switch, weights=demand)[switch].max() / self.uplink
@@ -195,19 +214,38 @@ class Fabric:
             if np.any(networks != networks[:, :1]):
                 costs[2:] = np.maximum(costs[2:], self.between_groups.cost())
         # a slow path counts for groups that have members on both of its hosts
-        for pair, cost in zip(self.pair_hosts.T, self.pair_cost, strict=True):
-            if np.any((hosts == pair[0]).any(axis=1) & (hosts == pair[1]).any(axis=1)):
-                costs[2:] = np.maximum(costs[2:], cost)
-        return (size, int(hosts_spanned.max()), int(members.min()), int(members.max()), switches), costs
+        for pair in self.pairs:
+            is_on_both = (hosts == pair.first_host).any(axis=1) & (hosts == pair.second_host).any(axis=1)
+            if is_on_both.any() and self._is_inside(pair):
+                slowed = is_on_both[domain_row] & (domain == self.host_domain[pair.first_host])
+                kinds, numbers = domain_kind[slowed], domain_members[slowed]
+                own = self.intra_cost[kinds, numbers].max(axis=0), self.intra_cost[kinds, 2].max(axis=0)
+                costs[:2] = np.maximum(costs[:2], _share_of(np.array(own), pair.share))
+            elif is_on_both.any():
+                costs[2:] = np.maximum(costs[2:], self._pair_cost(pair))
+        sizes = int(domains_spanned.max()), int(domain_members.min()), int(domain_members.max())
+        return (size, *sizes, switches), costs
+
+    def _join_runs(self, row: IntArray, host: IntArray, members: IntArray) -> tuple[IntArray, ...]:
+        """Join the members on hosts of one domain: their row, domain, kind of host and number [runs in domains].
+
+        The arguments are the rows, hosts and numbers of members of the runs on hosts.
+        """
+        count = int(self.host_domain.max()) + 1
+        keys, first, number = np.unique(row * count + self.host_domain[host], return_index=True, return_inverse=True)
+        joined = np.bincount(number, weights=members).astype(np.int64)
+        # the links inside a domain are the same on all of its hosts
+        return keys // count, keys % count, self.host_group[host[first]], joined
 
     def _hop_cost(self, hosts: IntArray, alike: int) -> FloatArray:
         """Return the network's cost of messages from each member to the next, all at once [fields].
 
-        A host's adapter is shared by the devices that send off the host, or by those that receive from others,
+        A host's adapter is shared by the devices that send to other domains, or by those that receive from them,
         whichever are more.
         """
         # members send to the next one of their row; count the senders and the receivers of each host
-        leaves = hosts[:, :-1] != hosts[:, 1:]
+        domain = self.host_domain[hosts]
+        leaves = domain[:, :-1] != domain[:, 1:]
         count = len(self.host_group)
         sent, received = (np.bincount(ends[leaves], minlength=count) for ends in (hosts[:, :-1], hosts[:, 1:]))
         busy = alike * np.maximum(sent, received)

@@ -42,9 +42,9 @@ class GroupLinks:
         return self.kinds.size.take(self.row)
 
     @property
-    def hosts(self) -> IntArray:
-        """Largest number of hosts that a group spans, [g]."""
-        return self.kinds.hosts.take(self.row)
+    def domains(self) -> IntArray:
+        """Largest number of domains that a group spans, [g]."""
+        return self.kinds.domains.take(self.row)
 
     @property
     def switches(self) -> IntArray:
@@ -105,6 +105,6 @@ def distinct_links(every: Sequence[WorstLinks]) -> tuple[list[WorstLinks], list[
 
 def worst_of(links: Sequence[WorstLinks]) -> WorstLinks:
     """Return the worst of the sizes and costs of groups of one size."""
-    size, hosts, least, most, switches = zip(*(sizes for sizes, _ in links), strict=True)
+    size, domains, least, most, switches = zip(*(sizes for sizes, _ in links), strict=True)
     costs = np.max([cost for _, cost in links], axis=0)
-    return (size[0], max(hosts), min(least), max(most), max(switches)), costs
+    return (size[0], max(domains), min(least), max(most), max(switches)), costs

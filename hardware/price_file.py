@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +120,10 @@ def read_prices(path: Path) -> Prices:
             rule = f"is another name of {found}, which has a price already"
             raise ConfigError(rule, file=file, key=key, nearest="keep one of the two")
         known[found] = entry.per_device_hour
+    # the name of a cluster may be that of its device too, which then has this price in other clusters
+    for name, price in of_clusters.items():
+        with contextlib.suppress(ConfigError):
+            of_devices.setdefault(find_device(name).name, price)
     return Prices(
         currency=form.currency,
         date=form.date,

@@ -5,11 +5,11 @@ Hosts are h0, h1, ... in rank order.
 
 | link | share | from `time_s` on |
 |---|---|---|
-| `intra` | 0.8 | all links inside hosts have 0.8 of their nominal bandwidth |
+| `intra` | 0.8 | all links inside hosts and domains have 0.8 of their nominal bandwidth |
 | `inter` | 0.5 | all NICs, and all links between groups of hosts, have half of it |
 | `infiniband` | 0.5 | all links of this kind; the cluster says which kinds it has |
 | `h3` | 0.25 | the NICs of host 3 have a quarter |
-| `h0-h3` | 0.1 | the path between hosts 0 and 3 has a tenth of what their NICs have |
+| `h0-h3` | 0.1 | the path between hosts 0 and 3 has a tenth of what their NICs have, or the links of their domain |
 | `h3` | `lost` | host 3 is lost |
 | `h3` | `back` | host 3 is there again |
 

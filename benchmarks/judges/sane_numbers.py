@@ -214,7 +214,7 @@ def precisions_of(cluster: Cluster) -> tuple[str, ...]:
 def drawn(model: str, label: str, rng: Generator) -> Variant:
     """Draw a variant of a pair."""
     hosts = int(rng.choice(HOSTS))
-    if label.startswith("gb200"):
+    if label.startswith(("gb200", "gb300", "vr200")):
         hosts = min(hosts, 3)
     cluster = cluster_named(label, hosts)
     runtime = find_runtime(str(rng.choice(runtime_names())))

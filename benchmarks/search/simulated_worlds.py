@@ -212,7 +212,7 @@ def prepared(study: str) -> Prepared:
     baseline = baseline_position(
         grid,
         space.memory.fits(config.problem.options.memory_headroom),
-        devices_per_host=config.problem.setting.cluster.devices_per_host,
+        devices_per_domain=config.problem.setting.cluster.devices_per_domain,
         defaults=config.problem.subject.defaults,
     )
     return Prepared(

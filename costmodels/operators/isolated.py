@@ -118,9 +118,9 @@ def isolated_call_s(call: IsolatedCall, cluster: Cluster) -> float | None:
     """Return t_hat of the call on the cluster's first kind of device [s]; None where it has no such group of ranks."""
     if not call.is_collective:
         return float(alone_s(isolated_operator(call), cluster.devices[0])[0])
-    # a micro-benchmark runs on neighbouring ranks of one host
+    # a micro-benchmark runs on neighbouring ranks of one domain
     message_bytes, size, hosts = call.shape
-    if cluster.num_devices % int(size) or hosts != 1 or size > cluster.devices_per_host:
+    if cluster.num_devices % int(size) or hosts != 1 or size > cluster.devices_per_domain:
         return None
     group = cluster.group_links(np.array([1]), np.array([int(size)]))
     return float(collective_alone_s(call.kind, np.array([message_bytes]), group)[0])

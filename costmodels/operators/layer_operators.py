@@ -150,7 +150,7 @@ class Collective:
         """Columns [..., g, 3]: bytes of one message, ranks in the group, hosts that the group spans."""
         # whole bytes, so that equal collectives have equal shapes in spite of rounding
         message_bytes = np.rint(self.wire_bytes * self.network_efficiency / self.messages)
-        columns = np.broadcast_arrays(message_bytes, self.group.size, self.group.hosts)
+        columns = np.broadcast_arrays(message_bytes, self.group.size, self.group.domains)
         return np.stack(columns, axis=-1).astype(np.float64)
 
 

@@ -457,7 +457,7 @@ def link_between(group: GroupLinks) -> str:
     """Return the kind of links over which one group's ranks communicate."""
     if group.switches[0] > 1:
         return ACROSS
-    return BETWEEN if group.hosts[0] > 1 else INSIDE
+    return BETWEEN if group.domains[0] > 1 else INSIDE
 
 
 def _scale(works: Sequence[Work], factor: float) -> tuple[Work, ...]:

@@ -91,9 +91,9 @@ class PricedStep:
 
     def overhead_s(self, makespan_s: float, memory: MemoryEstimate | None) -> float:
         """Return the overheads of a step whose tasks take so long [s]."""
-        # A pipeline spans several hosts if any of its ranks changes hosts from stage to stage.
-        hosts = self.setting.cluster.rank_host().reshape(self.config.pp, -1)
-        spans = np.array([1 + int((hosts != hosts[0]).any())])
+        # A pipeline spans several domains if any of its ranks changes domains from stage to stage.
+        domains = self.setting.cluster.rank_domain().reshape(self.config.pp, -1)
+        spans = np.array([1 + int((domains != domains[0]).any())])
         grid = ConfigGrid.from_configs([self.config])
         return float(overhead_s(self.setting, grid, spans, memory, np.array([makespan_s]))[0])
 

@@ -178,28 +178,32 @@ class _Builder:
         """Return a key that is equal for places where a replica of a stage has equal devices and links."""
         cell, whole = self.cells[stage, kind.first], self.cells[stage].ravel()
         hosts, host_kinds = self.cluster.rank_host(), self.cluster.rank_host_kind()
-        # Places are equal if their hosts, kinds of hosts and numbers of ranks per host are equal, for the replica and
-        # for the whole stage, over which weights are reduced.
-        spans_hosts = bool((hosts[self.cells[:, kind.first]] != hosts[cell]).any())
+        domains = self.cluster.rank_domain()
+        # Places are equal if their hosts, kinds of hosts and numbers of ranks per host are equal, and so are their
+        # domains, for the replica and for the whole stage, over which weights are reduced.
+        spans_domains = bool((domains[self.cells[:, kind.first]] != domains[cell]).any())
         tells_hosts = bool(self.cluster.slow_pairs or self.cluster.switches)
         # With slow pairs of hosts or with switches, each host differs. Otherwise hosts are numbered from the stage's
         # first one.
-        least = 0 if tells_hosts else hosts[whole].min()
+        least, least_domain = (0, 0) if tells_hosts else (hosts[whole].min(), domains[whole].min())
         return (
             (hosts[cell] - least).tobytes(),
             host_kinds[cell].tobytes(),
             np.bincount(hosts[whole] - least).tobytes(),
             host_kinds[whole].tobytes(),
-            spans_hosts,
+            (domains[cell] - least_domain).tobytes(),
+            np.bincount(domains[whole] - least_domain).tobytes(),
+            spans_domains,
         )
 
     def _hop_key(self, kind: ReplicaKind, stage: int, to: int) -> tuple[object, ...]:
         """Return a key that is equal for hops over equal links."""
         ends = self.cells[stage, kind.first], self.cells[to % self.config.pp, kind.first]
         hosts, host_kinds = self.cluster.rank_host(), self.cluster.rank_host_kind()
+        domains = self.cluster.rank_domain()
         tells_hosts = self.cluster.slow_pairs or self.cluster.switches
         pairs = tells_hosts and (hosts[ends[0]].tobytes(), hosts[ends[1]].tobytes())
-        return (bool((hosts[ends[0]] != hosts[ends[1]]).any()), *(host_kinds[end].tobytes() for end in ends), pairs)
+        return (bool((domains[ends[0]] != domains[ends[1]]).any()), *(host_kinds[end].tobytes() for end in ends), pairs)
 
     def _price(self, kind: ReplicaKind, stage: int) -> _Place:
         """Price the programs of a stage on its slowest device."""

@@ -255,7 +255,7 @@ def _distinct_share(top_k: int, group: GroupLinks) -> FloatArray:
     For experts drawn at random, H (1 - (1 - 1/H)^k) of H places are hit (DeepEP's dispatch sends to a host once and
     forwards inside it; DeepSeek-V3, arXiv 2412.19437, section 3.2.2).
     """
-    places = np.where(group.hosts > 1, group.hosts, group.size).astype(np.float64)
+    places = np.where(group.domains > 1, group.domains, group.size).astype(np.float64)
     return np.asarray(places * (1 - (1 - 1 / places) ** top_k) / top_k)
 
 

@@ -16,9 +16,9 @@ from hardware.arrays import FloatArray, IntArray
 def issue_s(runtime: RuntimeProfile, weights: ConfigGrid, groups: Groups) -> FloatArray:
     """Return the host time to issue one collective inside a layer [w].
 
-    It is longer while transfers between hosts are pending.
+    It is longer while transfers between domains are pending.
     """
-    is_pending = (groups.pp.hosts > 1) & (weights.tp > 1)
+    is_pending = (groups.pp.domains > 1) & (weights.tp > 1)
     return np.asarray(runtime.collective_launch_s + np.where(is_pending, weights.tp * runtime.pending_transfer_s, 0.0))
 
 

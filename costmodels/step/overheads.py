@@ -17,29 +17,29 @@ from hardware.cluster import Cluster
 
 
 def overhead_s(
-    setting: Setting, grid: ConfigGrid, pipeline_hosts: IntArray, memory: MemoryEstimate | None, passes_s: FloatArray
+    setting: Setting, grid: ConfigGrid, pipeline_domains: IntArray, memory: MemoryEstimate | None, passes_s: FloatArray
 ) -> FloatArray:
     """Compute the overheads of every configuration [n].
 
     Args:
-        setting: Job, cluster and runtime. A cluster of more hosts waits longer for its slowest host.
+        setting: Job, cluster and runtime. A cluster of more domains waits longer for its slowest.
         grid: Configurations [n].
-        pipeline_hosts: Number of hosts that a pipeline spans [n].
+        pipeline_domains: Number of domains that a pipeline spans [n].
         memory: Memory of the same configurations, if it is known.
         passes_s: Sum of all other parts of the step [n].
     """
     runtime = setting.runtime
     num_micro_batches = setting.job.global_batch_size // (grid.dp * grid.mbs)
     ways = np.where(grid.pp == 2, 1.0, 2.0)  # each of two stages receives only one way
-    stalled = stalled_share(setting.cluster, runtime, pipeline_hosts, memory)
+    stalled = stalled_share(setting.cluster, runtime, pipeline_domains, memory)
     stalls_s = ways * runtime.stall_s * (num_micro_batches + grid.pp - 1) * stalled
-    # The slowest of many hosts sets the pace: its delay grows with the logarithm of their number.
-    waits = runtime.straggler_share * np.log2(max(setting.cluster.num_hosts, 1))
+    # The slowest of many domains sets the pace: its delay grows with the logarithm of their number (fitted to domains).
+    waits = runtime.straggler_share * np.log2(setting.cluster.num_domains)
     return np.asarray(stalls_s + runtime.step_overhead_s + waits * passes_s)
 
 
 def stalled_share(
-    cluster: Cluster, runtime: RuntimeProfile, pipeline_hosts: IntArray, memory: MemoryEstimate | None
+    cluster: Cluster, runtime: RuntimeProfile, pipeline_domains: IntArray, memory: MemoryEstimate | None
 ) -> FloatArray:
     """Estimate the share of micro-batches that stall [n].
 
@@ -50,9 +50,9 @@ def stalled_share(
     source does not give.
     """
     # P(peak > capacity) under a lognormal error of the predicted memory.
-    stalled = np.zeros(len(pipeline_hosts))
+    stalled = np.zeros(len(pipeline_domains))
     if memory is not None:
         stalled = normal_cdf(np.log(memory.peak_bytes / memory.capacity_bytes) / runtime.memory_error)
     if runtime.stalled_hosts:
-        stalled = np.maximum(stalled, (pipeline_hosts > 1) & (cluster.num_hosts >= runtime.stalled_hosts))
+        stalled = np.maximum(stalled, (pipeline_domains > 1) & (cluster.num_domains >= runtime.stalled_hosts))
     return np.asarray(stalled, dtype=np.float64)

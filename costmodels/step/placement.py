@@ -30,7 +30,6 @@ class Groups:
     """Links that each dimension's groups cross, for every configuration [n].
 
     Attributes:
-        all_hosts: Number of the cluster's hosts.
         tp: Group of tensor parallelism.
         expert_tp: Group that splits an expert.
         up: Group of Ulysses attention.
@@ -44,7 +43,6 @@ class Groups:
         expert_copies: Ranks that hold a copy of one shard of an expert's weight.
     """
 
-    all_hosts: int
     tp: GroupLinks
     expert_tp: GroupLinks
     up: GroupLinks
@@ -59,8 +57,7 @@ class Groups:
 
     def take(self, index: IntArray) -> Groups:
         """Select the groups of the configurations at the positions `index`."""
-        links = {f.name: getattr(self, f.name).take(index) for f in fields(self) if f.name != "all_hosts"}
-        return Groups(all_hosts=self.all_hosts, **links)
+        return Groups(**{f.name: getattr(self, f.name).take(index) for f in fields(self)})
 
 
 def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
@@ -75,11 +72,11 @@ def place(cluster: Cluster, grid: ConfigGrid) -> Groups:
     strides, sizes = zip(*extents(grid).values(), strict=True)
     links = cluster.group_links(np.concatenate(strides), np.concatenate(sizes)).split(len(strides))
     ends = cluster.end_links(grid.tp * grid.up * grid.cp * grid.dp)
-    return Groups(all_hosts=cluster.num_hosts, ends=ends, **dict(zip(extents(grid), links, strict=True)))
+    return Groups(ends=ends, **dict(zip(extents(grid), links, strict=True)))
 
 
-def spanned_hosts(cluster: Cluster, grid: ConfigGrid, dimension: str) -> IntArray:
-    """Return the largest number of hosts that a dimension's groups span, in each configuration's order of hosts [n].
+def spanned_domains(cluster: Cluster, grid: ConfigGrid, dimension: str) -> IntArray:
+    """Return the largest number of domains that a dimension's groups span, in each configuration's order of hosts [n].
 
     Args:
         cluster: Cluster with its hosts in their own order.
@@ -89,7 +86,7 @@ def spanned_hosts(cluster: Cluster, grid: ConfigGrid, dimension: str) -> IntArra
     found = np.empty(len(grid), dtype=np.int64)
     for hosts, at in grid.by_host_order():
         groups = place(cluster.reordered(hosts), grid.take(at))
-        found[at] = getattr(groups, dimension).hosts
+        found[at] = getattr(groups, dimension).domains
     return found
 
 
@@ -160,13 +157,13 @@ def place_replica(cluster: Cluster, grid: ConfigGrid, stage: int, replica: int) 
     stages = ranks.reshape(int(grid.pp[0]), -1)
     pairs = np.stack([stages[0], stages[-1]], axis=1)
     ends = cluster.links_among([pairs[:, : len(stages)]], pairs.ravel())
-    return Groups(all_hosts=cluster.num_hosts, ends=ends, **dict(zip(extents(grid), links, strict=True)))
+    return Groups(ends=ends, **dict(zip(extents(grid), links, strict=True)))
 
 
 def extents(grid: ConfigGrid) -> dict[str, tuple[IntArray, IntArray]]:
     """Return stride and size of each dimension's groups [n].
 
-    The keys are the fields of `Groups` except `all_hosts` and `ends`.
+    The keys are the fields of `Groups` except `ends`.
     """
     ones = np.ones_like(grid.tp)
     inner = grid.tp * grid.up * grid.cp

@@ -55,13 +55,15 @@ def replica_kinds(cluster: Cluster, config: ParallelConfig, micro_batches: IntAr
         micro_batches: Number of micro-batches of each replica in a step [r].
     """
     shape = (config.pp, config.dp, -1)
-    hosts = cluster.rank_host().reshape(shape)
+    hosts, domains = cluster.rank_host().reshape(shape), cluster.rank_domain().reshape(shape)
     device, host_kind = cluster.rank_device_index().reshape(shape), cluster.rank_host_kind().reshape(shape)
-    inside = hosts - hosts.min(axis=2, keepdims=True)  # shows where a cell crosses hosts
-    moves = hosts[1:, :, 0] != hosts[:-1, :, 0]
-    # Replicas are alike if these columns are: hosts inside the cells, kinds of hosts, hops that leave a host, and work.
+    # shows where a cell crosses hosts and domains
+    inside = [places - places.min(axis=2, keepdims=True) for places in (hosts, domains)]
+    moves = domains[1:, :, 0] != domains[:-1, :, 0]
+    # Replicas are alike if these columns are: places inside the cells, kinds of hosts, hops that leave a domain, and
+    # work.
     columns = [
-        *inside.swapaxes(0, 1).reshape(config.dp, -1).T,
+        *np.stack(inside).swapaxes(0, 2).reshape(config.dp, -1).T,
         *host_kind.swapaxes(0, 1).reshape(config.dp, -1).T,
         *moves.astype(np.int64),
         micro_batches,

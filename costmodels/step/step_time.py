@@ -136,7 +136,7 @@ def _parts_s(
         breakdown[part] += seconds
     # Stragglers delay everything that the step does, so overheads are computed last.
     passes_s = sum_of(seconds for part, seconds in breakdown.items() if part != "overhead")
-    breakdown["overhead"] = overhead_s(setting, grid, of_each.pp.hosts, memory, passes_s)
+    breakdown["overhead"] = overhead_s(setting, grid, of_each.pp.domains, memory, passes_s)
     if setting.runtime.residuals:
         # The residual of a layer's shape scales all parts alike, so that they still add up to the step.
         unexplained = np.exp(

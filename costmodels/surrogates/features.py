@@ -10,7 +10,7 @@ import numpy as np
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.layer_operators import residual_tokens
-from costmodels.step.placement import spanned_hosts
+from costmodels.step.placement import spanned_domains
 from costmodels.step.step_time import StepEstimate
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
@@ -52,7 +52,7 @@ def configuration_features(job: TrainingJob, cluster: Cluster, grid: ConfigGrid,
         log["mbs"],
         np.log2(micro_batches) / octaves,
         np.log2(residual_tokens(job, grid)) / octaves,
-        (spanned_hosts(cluster, grid, "tp") > 1).astype(np.float64),
+        (spanned_domains(cluster, grid, "tp") > 1).astype(np.float64),
         grid.recompute / 2.0,
         np.minimum(grid.zero_stage, 1) + grid.zero_stage / 6.0 + grid.is_offloaded,
         2.0 * exposed / estimate.step_time_s,

@@ -28,7 +28,7 @@ from costmodels.operators.kernels import cached_kernel_s
 from costmodels.step.error_models import error_models, memory_error_of
 from costmodels.step.memory.peak import MemoryEstimate
 from costmodels.step.overheads import stalled_share
-from costmodels.step.placement import spanned_hosts
+from costmodels.step.placement import spanned_domains
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
 
@@ -143,7 +143,7 @@ def stall_variance(
     """
     calm = replace(setting, runtime=replace(setting.runtime, stall_s=0.0))
     calm_s = estimate_step(calm, grid, kernel_time=cached_kernel_s(), memory=memory).step_time_s
-    share = stalled_share(setting.cluster, setting.runtime, spanned_hosts(setting.cluster, grid, "pp"), memory)
+    share = stalled_share(setting.cluster, setting.runtime, spanned_domains(setting.cluster, grid, "pp"), memory)
     stalls_s = (step_time_s - calm_s) / np.maximum(share, IMPOSSIBLE)
     return np.asarray(share * (1 - share) * np.log1p(stalls_s / calm_s) ** 2)
 

@@ -20,6 +20,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
+from hardware.launched_hosts import launched
 from trials.backend import HostNeeds, Observation, OnStart, OnStep, Status, TrialAbility
 from trials.command.host_program import HostPlan, UserCommand
 from trials.command.knob_files import TrialFile
@@ -101,7 +102,7 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         """Resources of a trial: all devices of every host for one process, or one core if Ray does not manage them."""
         if self.launch == "once" or self.slurm is not None:
             return (HostNeeds(),)
-        cluster = self.cluster
+        cluster = launched(self.cluster)
         per_host = cluster.devices_per_host
         needs = (
             HostNeeds(cpus=per_host, processes=1) if is_cpu_cluster(cluster) else HostNeeds(gpus=per_host, processes=1)
@@ -247,7 +248,7 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     def job_of(self, jobs: SlurmJobs, plan: HostPlan, config: ParallelConfig) -> JobPlan:
         """Return the job of one trial; Slurm gives it any of its hosts, which are alike."""
         hosts = len(hosts_of(self.cluster, config))
-        return job_plan(jobs, plan, num_hosts=hosts, devices_per_host=self.cluster.devices_per_host)
+        return job_plan(jobs, plan, num_hosts=hosts, devices_per_host=launched(self.cluster).devices_per_host)
 
     def starts(self, config: ParallelConfig, *, trial_number: int) -> Started:
         """Return the command, variables and files of a trial, and its batch file if it is a job."""

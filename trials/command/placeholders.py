@@ -16,6 +16,7 @@ from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, Parallel
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError, did_you_mean
+from hardware.launched_hosts import launched, launched_numbers
 
 FLAGS = "flags"
 """Placeholder of the flags of a framework, one argument each."""
@@ -95,7 +96,7 @@ def values_of(
         "num_devices": config.num_devices,
         "num_hosts": len(hosts_of(cluster, config)),
         "hosts": ",".join(map(str, hosts_of(cluster, config))),
-        "devices_per_host": cluster.devices_per_host,
+        "devices_per_host": launched(cluster).devices_per_host,
         "num_micro_batches": job.global_batch_size // (config.dp * config.mbs),
         "global_batch_size": job.global_batch_size,
         "sequence_length": job.sequence_length,
@@ -110,8 +111,8 @@ def values_of(
 
 
 def hosts_of(cluster: Cluster, config: ParallelConfig) -> Sequence[int]:
-    """Return the numbers of the hosts that a configuration uses, in the order of its node ranks."""
-    return config.assignment.hosts or range(cluster.num_hosts)
+    """Return the numbers of the launched hosts that a configuration uses, in the order of its node ranks."""
+    return launched_numbers(cluster, config.assignment.hosts)
 
 
 def fill_text(text: str, values: Mapping[str, str]) -> str:

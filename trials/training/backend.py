@@ -16,6 +16,7 @@ from typing import Any, Literal
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
+from hardware.launched_hosts import launched
 from trials.backend import Clock, HostNeeds, Observation, OnStart, OnStep
 from trials.rank_backend import AbstractRankBackend
 from trials.ranks.contract import AbstractRanks, RankSetup
@@ -90,9 +91,10 @@ class AbstractTrainingBackend(StepOptions, AbstractRankBackend):
         if self.kind == "cpu" and not self.spreads:
             processes = self.cluster.num_hosts if self.framework.has_rank_per_host else None
             return (HostNeeds(cpus=self.cluster.num_devices, processes=processes),)
-        per_host = self.cluster.devices_per_host
+        started = launched(self.cluster)
+        per_host = started.devices_per_host
         needs = HostNeeds(cpus=per_host) if self.kind == "cpu" else HostNeeds(cpus=1, gpus=per_host)
-        return (needs,) * self.cluster.num_hosts
+        return (needs,) * started.num_hosts
 
     @property
     def wants_hosts_alone(self) -> bool:
@@ -135,7 +137,7 @@ class AbstractTrainingBackend(StepOptions, AbstractRankBackend):
     ) -> Observation:
         """Run some steps with one rank per device, or per host of the cluster."""
         work = self.work(config)
-        num_ranks = self.cluster.num_hosts if self.framework.has_rank_per_host else config.num_devices
+        num_ranks = launched(self.cluster).num_hosts if self.framework.has_rank_per_host else config.num_devices
         ranks.launch(self.framework.program, work, num_ranks=num_ranks, memory_limit_bytes=self.launch_limit_bytes)
         return watch_ranks(
             ranks,

@@ -58,7 +58,7 @@ def reference_among(prepared: Prepared) -> Reference | None:
     position = baseline_position(
         space.grid,
         space.memory.fits(problem.options.memory_headroom),
-        devices_per_host=problem.cluster.devices_per_host,
+        devices_per_domain=problem.cluster.devices_per_domain,
         defaults=problem.subject.defaults,
     )
     return None if position is None else _make_reference(problem, "baseline", space.grid.config(position))

@@ -87,7 +87,10 @@ def init(
     cluster: Annotated[
         str | None,
         Option(
-            metavar="NAME", help="Cluster in the catalog, such as dgx-h100.", autocompletion=cli_completion.clusters
+            metavar="WHICH",
+            help="Cluster or device in the catalog, such as dgx-h100 or H100; a number of devices, such as 64xH100; or "
+            "a file that describes the cluster.",
+            autocompletion=cli_completion.clusters,
         ),
     ] = None,
     model: Annotated[

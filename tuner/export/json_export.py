@@ -7,6 +7,7 @@ from typing import Any
 
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
 from costmodels.job.setting import Setting
+from hardware.launched_hosts import launched, launched_numbers
 from tuner.export.exporter import Export
 
 
@@ -33,10 +34,10 @@ def export_json(setting: Setting, config: ParallelConfig) -> Export:
         "cluster": {
             "name": cluster.name,
             "devices": cluster.num_devices,
-            "hosts_in_rank_order": list(config.assignment.hosts or range(cluster.num_hosts)),
+            "hosts_in_rank_order": list(launched_numbers(cluster, config.assignment.hosts)),
             "groups": [
                 {"device": group.device.name, "hosts": group.hosts, "devices_per_host": group.devices_per_host}
-                for group in cluster.groups
+                for group in launched(cluster).groups
             ],
         },
         "runtime": setting.runtime.name,

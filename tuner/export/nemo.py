@@ -15,6 +15,7 @@ from dataclasses import replace
 from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
+from hardware.launched_hosts import launched
 from tuner.export.exporter import Export
 from tuner.export.flag_table import FlagValue, Values, read_flags
 from tuner.export.megatron import NAMED, megatron_parts
@@ -74,7 +75,7 @@ def export_nemo(setting: Setting, config: ParallelConfig) -> Export:
 
 def _assignments(setting: Setting, config: ParallelConfig, given: Values) -> dict[str, str]:
     """Return the fields of the recipe with their values as Python expressions."""
-    groups = setting.cluster.reordered(config.assignment.hosts).groups
+    groups = launched(setting.cluster.reordered(config.assignment.hosts)).groups
     found: dict[str, str] = {}
     if len({group.devices_per_host for group in groups}) == 1:
         found["trainer.num_nodes"] = str(sum(group.hosts for group in groups))

@@ -11,6 +11,7 @@ from costmodels.job.parallel_config import DIMENSIONS, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import numbers_in_words
 from costmodels.step.pipeline.schedules import assign_layers
+from hardware.launched_hosts import launched, launched_numbers
 from tuner.export.exporter import Export
 
 Environment = tuple[tuple[str, str | None], ...]
@@ -134,12 +135,13 @@ def describe_uneven_work(setting: Setting, config: ParallelConfig, *, framework:
     work, cluster = config.assignment, setting.cluster
     notes = []
     if work.hosts:
-        kinds = [group.name for group in cluster.groups for _ in range(group.hosts)]
-        order = [f"{len(list(run))} x {kind}" for kind, run in groupby(kinds[host] for host in work.hosts)]
-        idle = cluster.num_hosts - len(work.hosts)
-        nodes = f"{len(work.hosts)} node{'s' if len(work.hosts) > 1 else ''}"
+        started, hosts = launched(cluster), launched_numbers(cluster, work.hosts)
+        kinds = [group.name for group in started.groups for _ in range(group.hosts)]
+        order = [f"{len(list(run))} x {kind}" for kind, run in groupby(kinds[host] for host in hosts)]
+        idle = started.num_hosts - len(hosts)
+        nodes = f"{len(hosts)} node{'s' if len(hosts) > 1 else ''}"
         launch = f"launch on {nodes}, without the other {idle}; " if idle else ""
-        listed = f"{numbers_in_words(work.hosts)} ({', then '.join(order)})"
+        listed = f"{numbers_in_words(hosts)} ({', then '.join(order)})"
         notes.append(f"hosts: {launch}assign node ranks in the order {listed}")
     if work.recomputed:
         notes.append(f"recomputed: {framework} {recomputed.format(most=max(work.recomputed))}")

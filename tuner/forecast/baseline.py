@@ -24,11 +24,11 @@ from hardware.arrays import IntArray
 
 
 def baseline_position(
-    grid: ConfigGrid, fits: NDArray[np.bool_], *, devices_per_host: int, defaults: Mapping[str, Value]
+    grid: ConfigGrid, fits: NDArray[np.bool_], *, devices_per_domain: int, defaults: Mapping[str, Value]
 ) -> int | None:
     """Return the position of the baseline among the candidates [n]; None where none of them `fits` in memory [n].
 
-    `devices_per_host` is that of the smallest host. The defaults are those of further dimensions that nobody opens.
+    `devices_per_domain` is that of the cluster. The defaults are those of further dimensions that nobody opens.
     """
     if not fits.any():
         return None
@@ -40,7 +40,7 @@ def baseline_position(
             grid.vpp,
             grid.pp,
             grid.tp * grid.pp,
-            grid.tp > devices_per_host,
+            grid.tp > devices_per_domain,
             _count_changed(grid, defaults),
             grid.assignment != 0,
             grid.cp * grid.up,

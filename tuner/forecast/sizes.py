@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,9 @@ from costmodels.step.energy import mean_power_w
 from costmodels.step.error_models import memory_error_of
 from costmodels.step.step_time import estimate_step
 from hardware.cluster import Cluster
-from hardware.cluster_file import MAX_DEVICES, cluster_from_mapping, cluster_names
-from hardware.device import device_names, find_device
-from hardware.io.errors import ConfigError, did_you_mean
+from hardware.cluster_file import MAX_DEVICES
+from hardware.io.errors import ConfigError
+from hardware.named_cluster import name_cluster
 from tuner.forecast.planned_candidates import plan_problem
 from tuner.search.objectives import ENERGY
 from tuner.space.enumeration import Space, build_space
@@ -138,16 +137,12 @@ def parse_clusters(text: str) -> tuple[Cluster, ...]:
 def _find_hosts(name: str) -> Cluster:
     """Return one host of the cluster of this name or, if there is none, one with devices of this name."""
     try:
-        return cluster_from_mapping({"name": name, "hosts": 1}, Path())
-    except ConfigError:
-        pass
-    try:
-        device = find_device(name)
-    except ConfigError:
-        nearest = did_you_mean(name, [*cluster_names(), *device_names()])
-        rule = "is no cluster and no device of the catalog"
-        raise ConfigError(rule, key="--clusters", value=name, nearest=nearest) from None
-    return cluster_from_mapping({"device": device.name, "hosts": 1}, Path())
+        named = name_cluster(name)
+    except ConfigError as error:
+        raise ConfigError(error.rule, key="--clusters", value=name, nearest=error.nearest) from None
+    if named.devices or named.hosts:
+        raise ConfigError("states a number", key="--clusters", value=name, nearest="numbers of hosts by --hosts")
+    return named.with_hosts()
 
 
 def best_by_size(

@@ -156,12 +156,12 @@ def generation_layouts(module: Module, cluster: Cluster, headroom: float) -> tup
 
 
 def _is_possible(module: Module, cluster: Cluster, tp: int, pp: int) -> bool:
-    """Return whether an engine can run these degrees: tp within a host and among the heads, and stages of layers."""
+    """Return whether an engine can run these degrees: tp within a domain and among the heads, and stages of layers."""
     wanted = dict(module.layout)
     return (
         cluster.num_devices % (tp * pp) == 0
-        and tp <= cluster.devices_per_host
-        and cluster.devices_per_host % tp == 0
+        and tp <= cluster.devices_per_domain
+        and cluster.devices_per_domain % tp == 0
         and module.model.num_heads % tp == 0
         and pp <= module.model.num_layers
         and wanted.get("tp", tp) == tp

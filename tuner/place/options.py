@@ -148,6 +148,7 @@ def cluster_of(cluster: Cluster, kind: SetKind) -> Cluster:
         slow_pairs=(),
         networks=(),
         switches=cluster.switches[before : before + kind.hosts],
+        domains=(),
     )
 
 

@@ -50,13 +50,13 @@ def data_bytes(sender: Module, sends: str, tokens: int | None = None) -> float:
 
 @functools.lru_cache(maxsize=64)
 def network_bytes_per_s(cluster: Cluster) -> float:
-    """Return the bandwidth of messages of the cluster's slowest device to other hosts [bytes/s]."""
+    """Return the bandwidth of messages of the cluster's slowest device to other domains [bytes/s]."""
     return min(_reached(group.nic_links) for group in cluster.groups)
 
 
 @functools.lru_cache(maxsize=64)
 def local_bytes_per_s(cluster: Cluster) -> float:
-    """Return the bandwidth of messages of the slowest device inside its host [bytes/s]."""
+    """Return the bandwidth of messages of the slowest device inside its domain [bytes/s]."""
     return min(_reached(group.intra_links) for group in cluster.groups)
 
 
@@ -66,7 +66,7 @@ def _reached(links: tuple[Link, ...]) -> float:
 
 @functools.lru_cache(maxsize=64)
 def latency_s(cluster: Cluster) -> float:
-    """Return the latency of a message between hosts [s]."""
+    """Return the latency of a message between domains [s]."""
     return max(combine_links(group.nic_links).latency_s for group in cluster.groups)
 
 
@@ -88,7 +88,7 @@ def broadcast_weights_s(size_bytes: float, *, senders: int, parts: int, cluster:
 
 
 def reshard_weights_s(
-    size_bytes: float, *, sender_parts: int, receiver_parts: int, in_host: bool, cluster: Cluster
+    size_bytes: float, *, sender_parts: int, receiver_parts: int, in_domain: bool, cluster: Cluster
 ) -> float:
     """Return the time in which the devices of both modules gather the weights that they lack [s].
 
@@ -96,8 +96,8 @@ def reshard_weights_s(
         size_bytes: Size of all weights.
         sender_parts: Devices that share one copy of the sender's weights.
         receiver_parts: Devices that share one copy of the receiver's.
-        in_host: Whether such a group of the sender is inside one host.
+        in_domain: Whether such a group of the sender is inside one domain.
         cluster: Cluster of both.
     """
     missing = max(0.0, 1 / receiver_parts - 1 / sender_parts) * size_bytes
-    return missing / (local_bytes_per_s(cluster) if in_host else network_bytes_per_s(cluster))
+    return missing / (local_bytes_per_s(cluster) if in_domain else network_bytes_per_s(cluster))

@@ -26,6 +26,7 @@ from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from hardware.dynamics import HostEvent, Interval, Trace, cluster_at, lost_hosts
+from hardware.host_choice import choose_hosts
 from hardware.io.errors import ConfigError
 from tuner.forecast.prepared import Prepared
 from tuner.search.observations import observations_on
@@ -141,7 +142,7 @@ def cluster_of(nominal: Cluster, trace: Trace, time_s: float, hosts: Hosts) -> C
 def fastest_hosts(interval: Interval, count: int) -> Hosts:
     """Choose `count` hosts of an interval by repeatedly removing the host with the slowest network.
 
-    Among equally slow hosts the last one is removed.
+    Among equally slow hosts those are kept that are equally many of few domains; else the last one is removed.
     """
     cluster = interval.cluster
     # Bandwidth of each host's NICs; a slow pair limits both of its hosts while both remain.
@@ -150,6 +151,7 @@ def fastest_hosts(interval: Interval, count: int) -> Hosts:
         [group.hosts for group in cluster.groups],
     )
     left = list(range(len(interval.hosts)))
+    kept = {*choose_hosts(left, [0] * len(left), cluster.host_domain().tolist(), count)}
     while len(left) > count:
         worst = {host: float(nic[host]) for host in left}
         for pair in cluster.slow_pairs:
@@ -157,7 +159,7 @@ def fastest_hosts(interval: Interval, count: int) -> Hosts:
             if worst.keys() >= {*ends}:
                 for host in ends:
                     worst[host] = min(worst[host], pair.share * float(min(nic[list(ends)])))
-        left.remove(min(left, key=lambda host: (worst[host], -host)))
+        left.remove(min(left, key=lambda host: (worst[host], host in kept, -host)))
     return tuple(interval.hosts[host] for host in left)
 
 

@@ -6,9 +6,9 @@ layout on fewer hosts may therefore be faster. Sets of hosts are many, so few of
 - all hosts of some of the kinds, for every selection of kinds;
 - the k most useful hosts, where hosts are counted by the speed of their devices and then by that of their network, or
   by their network first. k runs over all numbers of hosts if they are few, and else over the numbers that have many
-  divisors.
+  divisors. Of equally useful hosts in domains, equally many of few domains are taken.
 
-Hosts of one kind are interchangeable, so those with the smallest numbers represent them.
+Hosts of one kind are interchangeable otherwise, so those with the smallest numbers represent them.
 
 A set is searched only if its devices at their peak could do the step's work faster than the best layout on all hosts.
 The fastest layouts on each set are compared by the closed form, and the best few become candidates.
@@ -27,6 +27,7 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.step.step_time import model_flops_utilisation
 from hardware.cluster import Cluster
+from hardware.host_choice import choose_hosts
 from tuner.space.dimensions import divisors
 
 IDLE_HOSTS = "idle_hosts"
@@ -82,8 +83,9 @@ def host_sets(setting: Setting) -> tuple[Hosts, ...]:
     if len(kinds) <= MOST_KINDS:
         for count in range(len(kinds) - 1, 0, -1):
             found += [tuple(itertools.chain(*some)) for some in itertools.combinations(kinds.values(), count)]
-    for order in _orders(setting):
-        found += [order[:count] for count in _sizes(order, cluster)]
+    domains = cluster.host_domain().tolist()
+    for order, rank in _orders(setting):
+        found += [choose_hosts(order, rank, domains, count) for count in _sizes(order, cluster)]
     power = _host_power(setting)
     sets = dict.fromkeys(tuple(sorted(hosts)) for hosts in found)
     # the sort is stable, so that sets of equal power keep their order
@@ -124,16 +126,17 @@ def _host_power(setting: Setting) -> list[float]:
     ]
 
 
-def _orders(setting: Setting) -> tuple[Hosts, ...]:
-    """Return the hosts in two orders, the most useful first: by device and then network, and by network first."""
+def _orders(setting: Setting) -> tuple[tuple[Hosts, list[tuple[float, float]]], ...]:
+    """Return the hosts in two orders, the most useful first, with what orders them: device and network, or network."""
     speed, network = [], []
     for group in setting.cluster.groups:
         speed += [group.device.peak_flop_per_s(setting.job.precision)] * group.hosts
         network += [sum(link.bandwidth_bytes_per_s for link in group.nic_links)] * group.hosts
-    hosts = range(setting.cluster.num_hosts)
-    by_speed = sorted(hosts, key=lambda host: (-speed[host], -network[host]))
-    by_network = sorted(hosts, key=lambda host: (-network[host], -speed[host]))
-    return tuple(dict.fromkeys((tuple(by_speed), tuple(by_network))))
+    found: dict[Hosts, list[tuple[float, float]]] = {}
+    for one, other in ((speed, network), (network, speed)):
+        rank = [(-first, -second) for first, second in zip(one, other, strict=True)]
+        found.setdefault(tuple(sorted(range(setting.cluster.num_hosts), key=rank.__getitem__)), rank)
+    return tuple(found.items())
 
 
 def _sizes(order: Hosts, cluster: Cluster) -> list[int]:

@@ -55,6 +55,11 @@ def _is_even_or_one_chunk(s: Setting, c: Columns) -> Keep:
     return np.asarray((c["vpp"] == 1) | (s.padded_layers % (c["pp"] * c["vpp"]) == 0))
 
 
+def _joined_in(s: Setting) -> str:
+    is_host = s.cluster.num_domains == s.cluster.num_hosts
+    return "of a host" if is_host else "that a domain of several hosts joins"
+
+
 def _context_chunks(c: Columns) -> IntArray:
     # ring attention cuts the sequence into 2cp chunks, so that each rank has an early and a late one
     return np.asarray(c["up"] * np.where(c["cp"] > 1, 2 * c["cp"], 1))
@@ -147,8 +152,8 @@ RULES: dict[str, Rule] = {
         Rule(
             name="tp_divides_host",
             needs=("tp",),
-            keep=lambda s, c: s.cluster.devices_per_host % c["tp"] == 0,
-            reason=lambda s: f"tp must divide the {s.cluster.devices_per_host} devices of a host",
+            keep=lambda s, c: s.cluster.devices_per_domain % c["tp"] == 0,
+            reason=lambda s: f"tp must divide the {s.cluster.devices_per_domain} devices {_joined_in(s)}",
         ),
         Rule(
             name="heads",

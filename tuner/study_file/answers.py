@@ -137,7 +137,10 @@ def _missing(imported: Imported, added: Added) -> Iterable[tuple[str, str]]:
     """Return the options for all that is missing, each with the reason."""
     unread = {one.what: str(one) for one in imported.unread}
     if added.cluster is None:
-        yield "--cluster NAME", f"no file says what its devices are; one of: {', '.join(cluster_names())}"
+        yield (
+            "--cluster WHICH",
+            f'no file says what its devices are; a device, "64x H100", a file, or one of: {", ".join(cluster_names())}',
+        )
     if imported.hosts is None and "dp" not in imported.degrees:
         yield _option("hosts"), _told(unread, "--nnodes", "--num-nodes") or "the number of hosts is not there"
     if imported.devices_per_host is None and (why := _told(unread, "--nproc-per-node", "--num-gpus")):

@@ -17,7 +17,7 @@ from costmodels.job.model_catalog import find_model, load_model, model_names
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import DEGREES
 from costmodels.job.runtime import find_runtime, runtime_names
-from hardware.cluster_file import cluster_from_mapping, cluster_names
+from hardware.cluster_file import cluster_from_mapping
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.io.input_file import open_input, reading_errors
@@ -32,6 +32,7 @@ from tuner.imports.imported import Doubt, Unread
 from tuner.imports.log import Measured, StepsRead, import_log
 from tuner.imports.without_secrets import without_secrets
 from tuner.study_file.answers import Added, check_complete, is_ignored
+from tuner.study_file.cluster_keys import cluster_keys, hosts_of, notes_on_domains, relative_path
 from tuner.study_file.text import model_text, study_text
 
 MOST_BYTES = 250_000
@@ -151,11 +152,13 @@ def new_study(imported: Imported, added: Added, *, file: Path, out: Path, model_
         )
     name = _study_name(file)
     reference, model = _model(imported, added, name, file, out.parent)
-    cluster_keys = _cluster(imported, added)
+    assert added.cluster is not None, "asked for before"
+    keys = cluster_keys(added.cluster, hosts_of(imported), out.parent)
     try:
-        cluster = cluster_from_mapping(cluster_keys, Path())
+        cluster = cluster_from_mapping(keys, out.parent)
     except ConfigError as error:
         raise error.under("--cluster" if error.key == "name" else "cluster") from None
+    imported = replace(imported, notes=(*imported.notes, *notes_on_domains(imported, cluster)))
     runtime = find_runtime(imported.runtime)
     try:
         present = present_of(imported, devices=cluster.num_devices, model=model, runtime=runtime)
@@ -171,7 +174,7 @@ def new_study(imported: Imported, added: Added, *, file: Path, out: Path, model_
             present,
             name=name,
             model=reference or model_at or own_file,
-            cluster=cluster_keys,
+            cluster=keys,
             file=file,
             measured=steps.measured if steps else None,
         ),
@@ -268,11 +271,11 @@ def _model(imported: Imported, added: Added, name: str, file: Path, folder: Path
             raise ConfigError(
                 error.rule, key=error.key or "--model", value=error.value, nearest=error.nearest, file=error.file
             ) from None
-        return _relative(Path(added.model), folder), model
+        return relative_path(Path(added.model), folder), model
     if imported.model_name:
         return imported.model_name, find_model(imported.model_name)
     if imported.framework == "hugging-face":
-        return _relative(file, folder), load_model(str(file), Path())
+        return relative_path(file, folder), load_model(str(file), Path())
     known = {field.name for field in fields(ModelSpec)}
     assert imported.model.keys() <= known, "an importer names fields of a ModelSpec"
     try:
@@ -286,46 +289,3 @@ def _model(imported: Imported, added: Added, name: str, file: Path, folder: Path
 
 def _sizes(model: ModelSpec) -> dict[str, Any]:
     return {key: value for key, value in asdict(model).items() if key not in _DESCRIBING}
-
-
-def _relative(path: Path, folder: Path) -> str:
-    """Return a path relative to `folder`, in a form that is not mistaken for the name of a catalog's model."""
-    target, base = path.resolve(), folder.resolve()
-    common = next((parent for parent in (base, *base.parents) if target.is_relative_to(parent)), None)
-    if common is None or len(common.parts) == 1:
-        return str(target)
-    up = len(base.parts) - len(common.parts)
-    relative = Path(*[".."] * up) / target.relative_to(common)
-    return str(relative) if "/" in str(relative) else f"./{relative}"
-
-
-def _cluster(imported: Imported, added: Added) -> dict[str, Any]:
-    """Return the keys of the cluster, with as many hosts as the configuration needs if nobody gives their number."""
-    assert added.cluster is not None, "asked for before"
-    try:
-        in_host = _devices_in_host(added.cluster)
-    except ConfigError as error:
-        raise ConfigError(error.rule, key="--cluster", value=added.cluster, nearest=error.nearest) from None
-    per_host = imported.devices_per_host or in_host
-    if per_host > in_host:
-        others = [name for name in cluster_names() if _devices_in_host(name) >= per_host]
-        raise ConfigError(
-            f"has hosts of {in_host} devices, but today's configuration starts {per_host} processes on each",
-            key="--cluster",
-            value=added.cluster,
-            nearest=f"hosts of so many: {', '.join(others)}, or --devices-per-host" if others else None,
-        )
-    hosts = imported.hosts
-    if hosts is None:
-        devices = 1
-        for name in ("pp", "tp", "dp", "cp", "up"):
-            devices *= imported.degrees.get(name, 1)
-        per_host = min(per_host, devices)
-        hosts = max(1, devices // per_host)
-    keys: dict[str, Any] = {"name": added.cluster, "hosts": hosts}
-    return keys if per_host == in_host else keys | {"devices_per_host": per_host}
-
-
-def _devices_in_host(cluster: str) -> int:
-    """Return the devices of each host of a cluster in the catalog."""
-    return cluster_from_mapping({"name": cluster, "hosts": 1}, Path()).devices_per_host

@@ -11,6 +11,7 @@ from hardware.cluster_file import cluster_from_mapping
 from hardware.io.errors import ConfigError
 from trials.own_step import World
 from trials.rank_backend import is_cpu_cluster
+from tuner.study_file.cluster_keys import StatedHosts, cluster_keys
 
 
 def own_study_text(world: World, factory: str, *, cluster: str, hosts: int | None, devices_per_host: int | None) -> str:
@@ -19,15 +20,15 @@ def own_study_text(world: World, factory: str, *, cluster: str, hosts: int | Non
     Args:
         world: Library of the step.
         factory: Factory of the step, as `module:factory`.
-        cluster: Name of a cluster in the catalog.
+        cluster: Words of `cluster_keys`.
         hosts: Number of hosts; None for one.
         devices_per_host: Number of devices of each host that are used; None for all.
 
     Raises:
         ConfigError: The cluster does not exist, or its hosts have fewer devices.
     """
-    keys: dict[str, str | int] = {"name": cluster, "hosts": hosts or 1}
-    keys |= {} if devices_per_host is None else {"devices_per_host": devices_per_host}
+    # a study may be checked in another folder than it will be in
+    keys = cluster_keys(cluster, StatedHosts(hosts=hosts, devices_per_host=devices_per_host), Path("/"))
     try:
         found = cluster_from_mapping(keys, Path())
     except ConfigError as error:
@@ -49,6 +50,6 @@ def own_study_text(world: World, factory: str, *, cluster: str, hosts: int | Non
     )
 
 
-def _flow(value: str | int) -> str:
+def _flow(value: object) -> str:
     """Return a value as YAML writes it within braces."""
     return yaml.safe_dump([value], default_flow_style=True, width=1000).strip()[1:-1]

@@ -31,7 +31,7 @@ class BesidePasses:
         first_share: Share of the virtual stage's weights that its first piece holds [v, k].
         piece_share: Share of a pass through the virtual stage that one piece takes [v, k].
         slowing: Time by which one second of this traffic beside a pass delays both [p, k].
-        leaves_host: Whether the traffic goes from host to host [p, k].
+        leaves_domain: Whether the traffic goes from domain to domain [p, k].
         first_layer_s: Time for which the first pass of a stage waits for its first layer's weights [s], [p, k].
         after_s: Time of the traffic that begins after a stage's last pass [s], [p, k].
         tied_s: Time to exchange the gradients of a tied table when the end stages have reduced theirs [s], [k].
@@ -42,7 +42,7 @@ class BesidePasses:
     first_share: FloatArray
     piece_share: FloatArray
     slowing: FloatArray
-    leaves_host: NDArray[np.bool_]
+    leaves_domain: NDArray[np.bool_]
     first_layer_s: FloatArray
     after_s: FloatArray
     tied_s: FloatArray
@@ -86,7 +86,7 @@ class WeightStreams:
         return any(self.has_traffic)
 
     def shared_s(
-        self, at: slice, come_s: FloatArray, hop_s: FloatArray, hop_leaves_host: NDArray[np.bool_]
+        self, at: slice, come_s: FloatArray, hop_s: FloatArray, hop_leaves_domain: NDArray[np.bool_]
     ) -> FloatArray:
         """Compute by how much traffic on the same links delays messages to some passes, and delay the traffic [s].
 
@@ -94,17 +94,17 @@ class WeightStreams:
             at: Passes that wait for the messages.
             come_s: Time at which the messages would have come [s], [passes, k].
             hop_s: Time of the messages alone [s], [passes, k].
-            hop_leaves_host: Whether messages go from host to host [2p, k].
+            hop_leaves_domain: Whether messages go from domain to domain [2p, k].
         """
-        order, leaves_host = self.order, self.beside.leaves_host
+        order, leaves_domain = self.order, self.beside.leaves_domain
         received, sender = order.received[at], order.sender[at]
         is_sent = (received < 2 * order.pp)[:, None]
-        crosses = hop_leaves_host[np.minimum(received, 2 * order.pp - 1)]
+        crosses = hop_leaves_domain[np.minimum(received, 2 * order.pp - 1)]
         sends_from = order.stage[np.minimum(sender, len(order.stage) - 1)]
         begin_s = come_s - hop_s
 
         def meets(stage: NDArray[np.int64], stream_s: FloatArray) -> FloatArray:
-            is_shared = is_sent & (crosses == leaves_host[stage])
+            is_shared = is_sent & (crosses == leaves_domain[stage])
             return np.where(is_shared, np.minimum(np.maximum(stream_s - begin_s, 0.0), hop_s), 0.0)
 
         previous = order.previous[at]

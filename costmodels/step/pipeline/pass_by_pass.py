@@ -46,7 +46,7 @@ class ChunkTimes:
         backward_s: Time of its backward pass [s], [v, k].
         hop_s: Time of a message from each stage to the next, or from the last to the first, and then of a message from
             each stage to the one before [s], [2p, k].
-        hop_leaves_host: Whether these messages go from host to host [2p, k].
+        hop_leaves_domain: Whether these messages go from domain to domain [2p, k].
         begin_s: Time for which each pass waits until its message begins [s], [k].
         beside: Traffic of weights beside the passes.
     """
@@ -54,13 +54,13 @@ class ChunkTimes:
     forward_s: FloatArray
     backward_s: FloatArray
     hop_s: FloatArray
-    hop_leaves_host: NDArray[np.bool_]
+    hop_leaves_domain: NDArray[np.bool_]
     begin_s: FloatArray
     beside: BesidePasses
 
     def take(self, index: IntArray) -> Self:
         """Select the configurations at the positions `index`."""
-        names = ("forward_s", "backward_s", "hop_s", "hop_leaves_host", "begin_s")
+        names = ("forward_s", "backward_s", "hop_s", "hop_leaves_domain", "begin_s")
         return replace(
             self, beside=self.beside.take(index), **{name: getattr(self, name).take(index, axis=-1) for name in names}
         )
@@ -134,7 +134,7 @@ class _Run:
         self.end_s = np.zeros((rows, width))
         # End of each message at its sender's end of the link, and whether it delays those of the other direction.
         self.left_s = np.zeros((rows, width))
-        forward, backward = np.split(times.hop_leaves_host, 2)
+        forward, backward = np.split(times.hop_leaves_domain, 2)
         self.shares_link = (forward == backward)[order.stage] if overlaps_messages else np.zeros(0)
 
     def time(self, delay_s: FloatArray | None) -> None:
@@ -153,7 +153,7 @@ class _Run:
             else:
                 come = np.maximum(free, end_s[sender]) + self.received_s[at]
             if streams.is_active or order.moves_weights[first]:
-                come = come + streams.shared_s(at, come, self.received_s[at], times.hop_leaves_host)
+                come = come + streams.shared_s(at, come, self.received_s[at], times.hop_leaves_domain)
                 np.maximum(free, come, out=begin_s[at])
                 end_s[at] = streams.end_s(at, begin_s[at], pass_s[at])
             else:
@@ -196,7 +196,7 @@ class _Run:
         where they come to one.
         """
         order, none = self.order, self.number + self.order.pp
-        crosses = np.concatenate([self.times.hop_leaves_host, np.zeros_like(self.times.hop_leaves_host[:1])])
+        crosses = np.concatenate([self.times.hop_leaves_domain, np.zeros_like(self.times.hop_leaves_domain[:1])])
         # at the sender the messages of a stage leave one after the other; a later one slows down the one before
         wanted_s, left_s = self.end_s[: self.number], self.left_s[: self.number]
         leaving = _overlap_s(order, wanted_s, left_s, crosses[order.sent], order.sends[:, 0], looks_back=False)
@@ -212,7 +212,7 @@ def _overlap_s(
     order: TimedOrder,
     from_s: FloatArray,
     to_s: FloatArray,
-    leaves_host: NDArray[np.bool_],
+    leaves_domain: NDArray[np.bool_],
     is_sent: NDArray[np.bool_],
     *,
     looks_back: bool,
@@ -223,13 +223,13 @@ def _overlap_s(
         order: Order of the passes.
         from_s: Time at which the message of each pass sets out [s], [n, k].
         to_s: Time at which it has come [s], [n, k].
-        leaves_host: Whether it goes from host to host [n, k].
+        leaves_domain: Whether it goes from domain to domain [n, k].
         is_sent: Whether the pass has a message [n].
         looks_back: Whether messages before delay it too; otherwise those behind it alone.
     """
     at = order.by_stage[is_sent[order.by_stage]]
     stage = order.stage[at]
-    begin, end, crosses = from_s[at], to_s[at], leaves_host[at]
+    begin, end, crosses = from_s[at], to_s[at], leaves_domain[at]
     in_order = np.zeros_like(begin)
     for distance in range(1, _NEIGHBOURS + 1):
         earlier, later = slice(None, -distance), slice(distance, None)

@@ -42,7 +42,7 @@ class StageTimes:
         optimizer_s: Time of the optimizer's step [s], [c, k].
         embedding: Share of the stage's weights that the embedding holds [c, k].
         layer: Share of the stage's weights that one layer holds [c, k].
-        weights_leave_host: Whether the collectives over weights go from host to host [c, k].
+        weights_leave_domain: Whether the collectives over weights go from domain to domain [c, k].
         link_use: Share of a pass for which its own collectives use the same links as those over weights [c, k].
         kind_of_stage: Kind of every stage [pp].
         before: Number of stages of each kind (column) before the first stage of another (row) [c, c].
@@ -56,7 +56,7 @@ class StageTimes:
     optimizer_s: FloatArray
     embedding: FloatArray
     layer: FloatArray
-    weights_leave_host: NDArray[np.bool_]
+    weights_leave_domain: NDArray[np.bool_]
     link_use: FloatArray
     kind_of_stage: IntArray
     before: IntArray
@@ -70,7 +70,7 @@ class StageTimes:
             "optimizer_s",
             "embedding",
             "layer",
-            "weights_leave_host",
+            "weights_leave_domain",
             "link_use",
         )
         return replace(
@@ -115,8 +115,8 @@ class StagePricing:
             of_stages = place_stages(setting.cluster, weights, groups, self.stages.numbers)
         self.traffic = weight_traffic(setting.job, runtime, weights, of_stages, local, collective_time)
         self.issue_s = issue_s(runtime, weights, groups)
-        self.weights_leave_host = np.broadcast_to(of_stages.weights.hosts > 1, self.optimizer_s.shape)
-        self.layers_leave_host = {part: getattr(groups, part).hosts > 1 for part in ("tp", "cp", "up", "ep")}
+        self.weights_leave_domain = np.broadcast_to(of_stages.weights.domains > 1, self.optimizer_s.shape)
+        self.layers_leave_domain = {part: getattr(groups, part).domains > 1 for part in ("tp", "cp", "up", "ep")}
 
     def times(self, costs: BlockCosts, vpp: IntArray) -> StageTimes:
         """Compute the times of every kind of stage.
@@ -142,13 +142,13 @@ class StagePricing:
         backward_s = pass_s * np.divide(backward, both, out=np.zeros_like(both), where=both > 0)
         forward_s = pass_s - backward_s
         parts["dp"] = self.traffic.take(row).per_micro_batch_s(runtime, forward_s, backward_s)
-        leaves_host = self.weights_leave_host.take(row, axis=1)
+        leaves_domain = self.weights_leave_domain.take(row, axis=1)
         # Hidden collectives use the links too; of several kinds of devices, the longest counts.
         is_on = stages.has_device.T[:, None, :, None]
         hidden = dict(zip(EXPOSED_PARTS, np.where(is_on, stages.total(costs.hidden), 0.0).max(axis=0), strict=True))
         same_link_s = sum_of(
-            np.where(own[row] == leaves_host, parts[part] + hidden[part], 0.0)
-            for part, own in self.layers_leave_host.items()
+            np.where(own[row] == leaves_domain, parts[part] + hidden[part], 0.0)
+            for part, own in self.layers_leave_domain.items()
         )
         return StageTimes(
             parts_s=parts,
@@ -159,7 +159,7 @@ class StagePricing:
             optimizer_s=self.optimizer_s.take(row, axis=1),
             embedding=self.embedding_share.take(row, axis=1),
             layer=self.layer_share.take(row, axis=1),
-            weights_leave_host=leaves_host,
+            weights_leave_domain=leaves_domain,
             link_use=np.divide(same_link_s, pass_s, out=np.zeros_like(pass_s), where=pass_s > 0),
             kind_of_stage=stages.kind_of_stage,
             before=stages.before,

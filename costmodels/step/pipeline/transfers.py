@@ -89,14 +89,14 @@ class Hops:
         forward_s: Time to hand one micro-batch on, over each kind of boundary [s], [u, n].
         backward_s: Time to hand its gradients back, over each kind of boundary [s], [u, n].
         begin_s: Time until both messages of one chunk begin [s], [n].
-        leaves_host: Whether messages over each kind of boundary go from host to host [u, n].
+        leaves_domain: Whether messages over each kind of boundary go from domain to domain [u, n].
         of_boundary: Kind of the boundary behind each stage but the last [pp - 1], by the number of stages.
     """
 
     forward_s: FloatArray
     backward_s: FloatArray
     begin_s: FloatArray
-    leaves_host: NDArray[np.bool_]
+    leaves_domain: NDArray[np.bool_]
     of_boundary: Mapping[int, IntArray]
 
     def take(self, index: IntArray) -> Hops:
@@ -106,7 +106,7 @@ class Hops:
             forward_s=self.forward_s.take(index, axis=1),
             backward_s=self.backward_s.take(index, axis=1),
             begin_s=self.begin_s.take(index),
-            leaves_host=self.leaves_host.take(index, axis=1),
+            leaves_domain=self.leaves_domain.take(index, axis=1),
         )
 
     def wait_s(
@@ -168,8 +168,8 @@ class Hops:
     def ring_hops(self, pp: int) -> tuple[FloatArray, NDArray[np.bool_]]:
         """Return the messages from each stage to the next one, and then those to the one before, all [2 * pp, k].
 
-        The first result is the time of each [s], the second whether it goes from host to host. The way between the last
-        stage and the first one is taken to be as long as the longest.
+        The first result is the time of each [s], the second whether it goes from domain to domain. The way between the
+        last stage and the first one is taken to be as long as the longest.
         """
         boundaries = self.of_boundary[pp]
 
@@ -177,7 +177,7 @@ class Hops:
             longest = [kinds.max(axis=0, keepdims=True) for kinds in (forward, backward)]
             return np.concatenate([forward[boundaries], *longest, backward[boundaries]])
 
-        return both_ways(self.forward_s, self.backward_s), both_ways(self.leaves_host, self.leaves_host)
+        return both_ways(self.forward_s, self.backward_s), both_ways(self.leaves_domain, self.leaves_domain)
 
     def rings_s(
         self,
@@ -219,7 +219,7 @@ def hops_of(setting: Setting, grid: ConfigGrid, groups: Groups, collective_time:
         forward_s=np.stack(by_phase[Phase.FORWARD]),
         backward_s=np.stack(by_phase[Phase.BACKWARD]),
         begin_s=begin_s,
-        leaves_host=np.stack([np.broadcast_to(kind.hosts > 1, len(grid)) for kind in links.kinds]),
+        leaves_domain=np.stack([np.broadcast_to(kind.domains > 1, len(grid)) for kind in links.kinds]),
         of_boundary=links.of_boundary,
     )
 

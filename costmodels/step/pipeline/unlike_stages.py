@@ -80,12 +80,12 @@ def unlike_passes(
             whole = _of_chunks(stages, held, costs.take(chosen), whole)
         layers = held.blocks[:, [BLOCKS.index(Block.ATTENTION)]]
         own_hops = hops.take(chosen)
-        hop_s, hop_leaves_host = own_hops.ring_hops(pp)
+        hop_s, hop_leaves_domain = own_hops.ring_hops(pp)
         timed = ChunkTimes(
             forward_s=whole[0],
             backward_s=whole[1],
             hop_s=hop_s,
-            hop_leaves_host=hop_leaves_host,
+            hop_leaves_domain=hop_leaves_domain,
             begin_s=own_hops.begin_s / 2,
             beside=_beside_passes(setting.runtime, times, layers, vpp),
         )
@@ -122,7 +122,7 @@ def _beside_passes(runtime: RuntimeProfile, times: StageTimes, layers: FloatArra
         first_share=np.minimum(first, 1.0),
         piece_share=np.broadcast_to(1.0 / np.maximum(layers + is_first + is_last, 1.0), share.shape),
         slowing=np.maximum(1.0 - runtime.overlap_efficiency, times.link_use[kind]),
-        leaves_host=times.weights_leave_host[kind],
+        leaves_domain=times.weights_leave_domain[kind],
         first_layer_s=traffic.one_layer[kind] * gathers,
         after_s=traffic.once_more[kind] + once_reduce * (not reduces),
         tied_s=traffic.once_tied.max(axis=0),

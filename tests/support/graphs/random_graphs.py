@@ -32,7 +32,8 @@ def cluster_of(num_devices: int, devices_per_host: int | None = None) -> Cluster
     """Build a cluster of this number of devices, on one host by default."""
     per_host = devices_per_host or num_devices
     hosts = num_devices // per_host
-    return cluster_from_mapping({"name": "gb200-nvl72", "hosts": hosts, "devices_per_host": per_host}, Path())
+    keys = {"hosts": hosts, "devices_per_host": per_host, "hosts_per_domain": 1}
+    return cluster_from_mapping({"name": "gb200-nvl72"} | keys, Path())
 
 
 def mesh_of(*sizes: int, devices_per_host: int | None = None) -> DeviceMesh:

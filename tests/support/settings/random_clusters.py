@@ -30,6 +30,7 @@ host_groups = st.builds(
     devices_per_host=st.integers(1, 6),
     intra_links=st.lists(links, min_size=1, max_size=2).map(tuple),
     nic_links=st.lists(links, min_size=1, max_size=2).map(tuple),
+    hosts_per_domain=st.sampled_from([1, 1, 2, 3]),
 )
 clusters = st.builds(
     Cluster,
@@ -53,6 +54,14 @@ def slowed_clusters(draw):
         ),
         networks=tuple(itertools.accumulate(steps)),
     )
+
+
+@st.composite
+def reordered_clusters(draw):
+    """Draw some hosts of a cluster in any order, so that domains may lose hosts and be torn apart."""
+    cluster = draw(slowed_clusters())
+    order = draw(st.permutations(range(cluster.num_hosts)))
+    return cluster.reordered(order[: draw(st.integers(1, cluster.num_hosts))])
 
 
 @st.composite

@@ -15,7 +15,7 @@ from hardware.group_links import GroupLinks
 from hardware.host_group import SlowPair
 from hardware.io.errors import ConfigError
 from hardware.link import LinkCost, combine_links, link_kind
-from tests.support.settings.random_clusters import clusters, slowed_clusters
+from tests.support.settings.random_clusters import clusters, reordered_clusters, slowed_clusters
 
 NO_COST = [0.0] * len(LinkCost._fields)
 
@@ -27,52 +27,85 @@ def brute_force(cluster: Cluster, stride: int, size: int) -> tuple[list[int], li
         for group, network in zip(cluster.groups, cluster.networks or range(len(cluster.groups)), strict=True)
         for _ in range(group.hosts)
     ]
+    domains = domains_of(cluster)
     place = [
-        (group, (network, host))
+        (group, (network, host, domains[host]))
         for host, (group, network) in enumerate(hosts_in_order)
         for _ in range(group.devices_per_host)
     ]
-    hosts, counts, intra, pair, inter = [], [], [], [], []
+    spanned, counts, intra, pair, inter = [], [], [], [], []
     for base in range(cluster.num_devices):
         if base // stride % size:
             continue  # not the first member of its group
         members = [place[base + i * stride] for i in range(size)]
-        on_host = {host: [kind for kind, where in members if where == host] for _, host in members}
-        hosts.append(len(on_host))
-        counts += [len(kinds) for kinds in on_host.values()]
-        for kinds in on_host.values():
+        in_domain = {at: [kind for kind, (_, _, own) in members if own == at] for _, (_, _, at) in members}
+        spanned.append(len(in_domain))
+        counts += [len(kinds) for kinds in in_domain.values()]
+        slow = slow_shares(cluster, {host for _, (_, host, _) in members}, domains)
+        for at, kinds in in_domain.items():
             if len(kinds) > 1:
-                intra.append(combine_links(kinds[0].intra_links, members=len(kinds)).cost(len(kinds)))
-                pair.append(combine_links(kinds[0].intra_links, members=2).cost())
-        if len(on_host) > 1:
-            links = [combine_links(kinds[0].nic_links) for kinds in on_host.values()]
-            if len({index for index, _ in on_host}) > 1 and cluster.inter_group_links:
+                every = combine_links(kinds[0].intra_links, members=len(kinds)).cost(len(kinds))
+                two = combine_links(kinds[0].intra_links, members=2).cost()
+                intra += [slowed(every, share) for share in (1.0, *slow.get(at, []))]
+                pair += [slowed(two, share) for share in (1.0, *slow.get(at, []))]
+        if len(in_domain) > 1:
+            links = [combine_links(kind.nic_links) for kind, _ in members]
+            if len({network for _, (network, _, _) in members}) > 1 and cluster.inter_group_links:
                 links.append(combine_links(cluster.inter_group_links))
             inter += [link.cost() for link in links]
-            inter += slow_costs(cluster, on_host)
+            inter += slow_costs(cluster, members)
     worst = [[max(column) for column in zip(*costs, strict=True)] or NO_COST for costs in (intra, pair, inter)]
-    return [size, max(hosts), min(counts), max(counts)], worst
+    return [size, max(spanned), min(counts), max(counts)], worst
 
 
-def slow_costs(cluster, on_host) -> list[list[float]]:
-    """What each slow pair among these hosts costs between hosts."""
-    network_of = {host: network for network, host in on_host}
-    nics = {host: combine_links(kinds[0].nic_links).cost() for (_, host), kinds in on_host.items()}
+def domains_of(cluster: Cluster) -> list[int]:
+    """The domain of every host: the cluster's own numbers, or neighbours of each group in parts of equal size."""
+    if cluster.domains:
+        return list(cluster.domains)
+    found: list[int] = []
+    for group in cluster.groups:
+        fewest = (group.hosts + group.hosts_per_domain - 1) // group.hosts_per_domain
+        parts = [count for count in range(fewest, 2 * fewest + 1) if group.hosts % count == 0] or [fewest]
+        least, larger = divmod(group.hosts, parts[0])
+        for part in range(parts[0]):
+            found += [found[-1] + 1 if found else 0] * (least + (part < larger))
+    return found
+
+
+def slowed(cost, share) -> list[float]:
+    """The costs of a link with a share of its bandwidth."""
+    return [one / share if "per_byte" in field else one for field, one in zip(cost._fields, cost, strict=True)]
+
+
+def slow_shares(cluster, hosts, domains) -> dict[int, list[float]]:
+    """Shares of the slow pairs inside each domain that have both of their hosts among these."""
+    found: dict[int, list[float]] = {}
+    for pair in cluster.slow_pairs:
+        if {pair.first_host, pair.second_host} <= hosts and domains[pair.first_host] == domains[pair.second_host]:
+            found.setdefault(domains[pair.first_host], []).append(pair.share)
+    return found
+
+
+def slow_costs(cluster, members) -> list[list[float]]:
+    """What each slow pair among these hosts costs between domains."""
+    at = {host: (combine_links(kind.nic_links).cost(), network, domain) for kind, (network, host, domain) in members}
     found = []
     for pair in cluster.slow_pairs:
-        if nics.keys() >= {pair.first_host, pair.second_host}:
-            links = [nics[pair.first_host], nics[pair.second_host]]
-            if network_of[pair.first_host] != network_of[pair.second_host] and cluster.inter_group_links:
+        if at.keys() >= {pair.first_host, pair.second_host}:
+            (nic, network, domain), (other_nic, other_network, other_domain) = at[pair.first_host], at[pair.second_host]
+            if domain == other_domain:
+                continue
+            links = [nic, other_nic]
+            if network != other_network and cluster.inter_group_links:
                 links.append(combine_links(cluster.inter_group_links).cost())
-            worst = zip(LinkCost._fields, map(max, zip(*links, strict=True)), strict=True)
-            found.append([cost / pair.share if "per_byte" in field else cost for field, cost in worst])
+            found.append(slowed(LinkCost(*map(max, zip(*links, strict=True))), pair.share))
     return found
 
 
 def sizes_of(found: GroupLinks, row: int) -> list[int]:
     """The sizes of one entry."""
     kinds, at = found.kinds, found.row[row]
-    return [kinds.size[at], kinds.hosts[at], kinds.members_per_host[at], kinds.max_members_per_host[at]]
+    return [kinds.size[at], kinds.domains[at], kinds.members_per_domain[at], kinds.max_members_per_domain[at]]
 
 
 def costs_of(found: GroupLinks, row: int) -> list[list[float]]:
@@ -93,7 +126,7 @@ def ask(cluster, pairs) -> GroupLinks:
     return cluster.group_links(stride, size)
 
 
-@given(st.one_of(clusters, slowed_clusters()))
+@given(st.one_of(clusters, slowed_clusters(), reordered_clusters()))
 def test_group_links_agree_with_brute_force(cluster):
     """For every stride and size, on any hosts, networks and slow pairs, the fields are those of plain loops."""
     pairs = divisor_pairs(cluster.num_devices)
@@ -151,9 +184,9 @@ def test_take_gathers_rows():
     empty = np.array([], dtype=np.int64)
 
     assert found.take(np.array([2, 0])).size.tolist() == [2, 2]
-    assert found.take(np.array([2, 0])).hosts.tolist() == [2, 1]
-    assert sizes_of(found.take(found.hosts > 1), 0) == [2, 2, 1, 1]
-    assert find_cluster("dgx-h100").group_links(empty, empty).hosts.tolist() == []
+    assert found.take(np.array([2, 0])).domains.tolist() == [2, 1]
+    assert sizes_of(found.take(found.domains > 1), 0) == [2, 2, 1, 1]
+    assert find_cluster("dgx-h100").group_links(empty, empty).domains.tolist() == []
 
 
 def test_groups_tile_the_ranks():
@@ -188,6 +221,14 @@ def test_a_device_makes_a_cluster():
     assert plain.groups[0].nic_links == (find_device("H100").scale_out,)
     assert costs_of(ask(own_nic, [(4, 2)]), 0)[2] == list(own_nic.groups[0].nic_links[0].cost())
     assert own_nic.groups[0].nic_links[0].bandwidth_bytes_per_s == 12.5e9
+
+
+def test_a_name_may_be_that_of_a_device():
+    """Where no cluster has the name, it is that of a device, in any of its spellings."""
+    named, device = (cluster_from_mapping({key: "H100 80GB", "hosts": 2}, Path()) for key in ("name", "device"))
+
+    assert named == device
+    assert named.name == "H100-SXM-80"
 
 
 def test_a_user_may_know_what_a_link_reaches():

@@ -54,7 +54,7 @@ def test_every_device_is_usable(name):
     assert device.name == name
     assert device.peak_flop_per_s("bf16") == device.peak_flop_per_s("fp16") > 1e13 / slower
     assert 4e9 / slower < device.memory_bytes < 4e11
-    assert 1e11 / slower < device.memory_bandwidth_bytes_per_s < 1e13
+    assert 1e11 / slower < device.memory_bandwidth_bytes_per_s < 3e13
     assert device.scale_up.bandwidth_bytes_per_s >= device.scale_out.bandwidth_bytes_per_s
     assert device.devices_per_host >= 1
     assert pickle.loads(pickle.dumps(device)) == device  # noqa: S301 our own bytes
@@ -83,6 +83,37 @@ def test_spellings_and_remarks_name_a_device():
     assert {find_device(spelling).name for spelling in spellings} == {"RTX4090D"}
     assert find_device("Ascend-910B (900 A2 PoDc)") != find_device("Ascend-910B")
     assert find_device("Ascend-910B (800T A2)") == find_device("Ascend-910B (in a shed)") == find_device("Ascend-910B")
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100-SXM-80"),
+        ("NVIDIA H100 PCIe", "H100-PCIe-80"),
+        ("NVIDIA H100 NVL", "H100-NVL-94"),
+        ("H100-94GB", "H100-NVL-94"),
+        ("H100 (94 GiB)", "H100-NVL-94"),
+        ("H100-94GB (NVL)", "H100-NVL-94"),
+        ("H100 SXM5 94GB", "H100-SXM-94"),
+        ("NVIDIA A100-SXM4-40GB", "A100-SXM-40"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIe-80"),
+        ("Tesla V100-SXM2-32GB", "V100-SXM-32"),
+        ("NVIDIA GH200 480GB", "GH200-96"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA GB300", "GB300"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("AMD Instinct MI300X OAM", "MI300X"),
+        ("AMD Instinct MI355X", "MI355X"),
+        ("MI325_OAM", "MI325X"),
+        ("Ascend 910C", "Ascend-A3"),
+        ("Ascend910_9382", "Ascend-A3"),
+        ("Ascend 950", "Ascend-950DT"),
+        ("VR NVL144", "VR200"),
+    ],
+)
+def test_drivers_and_their_users_spell_devices_in_many_ways(spelling, name):
+    """What nvidia-smi, amd-smi and logs print is a device: with the vendor, the memory and its kind, or the board."""
+    assert find_device(spelling).name == name
 
 
 def test_a_tpu_core_is_half_a_chip():

@@ -38,6 +38,14 @@ def test_a_clusters_own_price_wins(tmp_path):
     assert prices.per_hour(find_cluster("P5 H100", hosts=1)) == pytest.approx(8 * 4)
 
 
+def test_a_name_of_a_cluster_and_its_device_is_the_price_of_both(tmp_path):
+    """MI300X is a cluster of the catalog and the device in it: hosts of either have the price."""
+    prices = read_prices(written(tmp_path, GOOD.replace("H100:", "MI300X:", 1)))
+
+    for keys in ({"name": "mi300x"}, {"device": "MI300X"}):
+        assert prices.per_hour(cluster_from_mapping(keys, Path())) == pytest.approx(8 * 2.5)
+
+
 def test_unlike_hosts_add_up_and_one_without_a_price_has_no_sum(tmp_path):
     """The groups of a mixed cluster add up, unless a device has no price."""
     prices = read_prices(written(tmp_path, GOOD))

@@ -169,7 +169,7 @@ class _Links:
     def __init__(self, cluster: Cluster, collective_time: CollectiveTime) -> None:
         self.cluster, self.collective_time = cluster, collective_time
         self.resources: dict[tuple[str, int, int, str], int] = {}
-        self.rank_host = cluster.rank_host()
+        self.rank_host, self.rank_domain = cluster.rank_host(), cluster.rank_domain()
         # Rank of each host's first device, from the sorted hosts of all ranks.
         self.first_rank = np.searchsorted(self.rank_host, np.arange(cluster.num_hosts))
         self.sharers = np.repeat(
@@ -203,9 +203,9 @@ class _Links:
 
     def _find_uses(self, ends: Sequence[tuple[int, str]], members: IntArray) -> Uses:
         """Return the resources that these ranks use, each in its direction."""
-        hosts = self.rank_host[members]
-        # Inside a host, every device has links of its own.
-        if (hosts == hosts[0]).all():
+        hosts, domains = self.rank_host[members], self.rank_domain[members]
+        # Inside a domain, every device has links of its own.
+        if (domains == domains[0]).all():
             return (
                 tuple((self._resource("inside", rank, 0, way), 1.0) for rank, way in ends) if len(members) > 1 else ()
             )

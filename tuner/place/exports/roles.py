@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from costmodels.job.parallel_config import ParallelConfig
+from hardware.launched_hosts import launched_numbers
 from tuner.place.options import Option
 from tuner.place.search.problem import PlacementProblem
 from tuner.place.search.state import State, bits_of, options_chosen
@@ -100,8 +104,15 @@ def _nodes(problem: PlacementProblem, cells: int) -> tuple[int, int] | None:
     for cell in bits_of(cells):
         host = problem.host_of_cell[cell]
         devices[host] = devices.get(host, 0) + problem.pools[problem.pool_of_cell[cell]].devices
-    counts = set(devices.values())
-    return (len(devices), counts.pop()) if len(counts) == 1 else None
+    # a host may be a rack, of which a launcher starts the hosts
+    cluster = problem.workload.cluster
+    of_host, nodes, counts = np.bincount(cluster.rank_host()), 0, set()
+    for host, count in devices.items():
+        started = int(of_host[host]) // len(launched_numbers(cluster, (host,)))
+        on_each = count if count <= started else math.gcd(count, started)
+        nodes += count // on_each
+        counts.add(on_each)
+    return (nodes, counts.pop()) if len(counts) == 1 else None
 
 
 def _memory_share(problem: PlacementProblem, state: State, unit: int) -> float:

@@ -36,7 +36,7 @@ def device_links(cluster: Cluster, stated: Stated = ()) -> tuple[DeviceLink, ...
         cluster: Cluster, whose devices are numbered in rank order.
         stated: Links that replace those of the cluster between their devices.
     """
-    host = cluster.rank_host().tolist()
+    domain = cluster.rank_domain().tolist()
     group = np.repeat(range(len(cluster.groups)), [one.num_devices for one in cluster.groups]).tolist()
     own: dict[frozenset[int], list[tuple[Link, str | None]]] = {}
     for devices, link, port in stated:
@@ -44,7 +44,7 @@ def device_links(cluster: Cluster, stated: Stated = ()) -> tuple[DeviceLink, ...
     found = []
     for source, target in itertools.permutations(range(cluster.num_devices), 2):
         pair = frozenset((source, target))
-        links = own.get(pair) or list(_between(cluster, group[source], group[target], host[source] == host[target]))
+        links = own.get(pair) or list(_between(cluster, group[source], group[target], domain[source] == domain[target]))
         found += [
             DeviceLink(
                 source=source,
@@ -57,10 +57,10 @@ def device_links(cluster: Cluster, stated: Stated = ()) -> tuple[DeviceLink, ...
     return tuple(found)
 
 
-def _between(cluster: Cluster, source: int, target: int, is_one_host: bool) -> Iterator[tuple[Link, str | None]]:
+def _between(cluster: Cluster, source: int, target: int, is_one_domain: bool) -> Iterator[tuple[Link, str | None]]:
     """Yield the cluster's links between a device of one group and a device of another, or of the same, with ports."""
     first, second = cluster.groups[source], cluster.groups[target]
-    if is_one_host:
+    if is_one_domain:
         for at, link in enumerate(first.intra_links):
             yield link, None if link.mesh_peers else f"host link {at}"
         return

@@ -102,7 +102,7 @@ class PlacementProblem:
         if source_cells == target_cells:
             return 0.0
         cluster = self.workload.cluster
-        if self._in_one_host(source_cells | target_cells):
+        if self._in_one_domain(source_cells | target_cells):
             together = min(source.kind.devices, target.kind.devices) * local_bytes_per_s(cluster)
             return latency_s(cluster) + edge.data_bytes / together
         return send_s(edge.data_bytes, senders=source.kind.devices, receivers=target.kind.devices, cluster=cluster)
@@ -111,19 +111,20 @@ class PlacementProblem:
         """Return the time of sending an edge's weights, or of resharding them on the devices of both [s]."""
         cluster = self.workload.cluster
         if source_cells == target_cells:
-            in_host = source.layout.parts <= cluster.devices_per_host
+            in_domain = source.layout.parts <= cluster.devices_per_domain
             return reshard_weights_s(
                 edge.data_bytes,
                 sender_parts=source.layout.parts,
                 receiver_parts=target.layout.parts,
-                in_host=in_host,
+                in_domain=in_domain,
                 cluster=cluster,
             )
         senders, parts = source.kind.devices, target.layout.parts
         return broadcast_weights_s(edge.data_bytes, senders=senders, parts=parts, cluster=cluster)
 
-    def _in_one_host(self, cells: int) -> bool:
-        return len({host for cell, host in enumerate(self.host_of_cell) if cells >> cell & 1}) == 1
+    def _in_one_domain(self, cells: int) -> bool:
+        domains = self.workload.cluster.host_domain()
+        return len({domains[host] for cell, host in enumerate(self.host_of_cell) if cells >> cell & 1}) == 1
 
     def may_have(self, unit: int, cells: int, where: dict[int, int]) -> bool:
         """Return whether a unit may have some cells beside the units that are placed.

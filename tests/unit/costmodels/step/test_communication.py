@@ -250,5 +250,5 @@ def test_shards_stand_side_by_side(dp_shard):
 
     assert groups.weights.size[0] == dp_shard
     assert groups.weight_copies.size[0] == 16 // dp_shard
-    assert groups.weights.hosts[0] == max(dp_shard // 4, 1)
-    assert groups.weight_copies.hosts[0] == min(16 // dp_shard, 4)
+    assert groups.weights.domains[0] == max(dp_shard // 4, 1)
+    assert groups.weight_copies.domains[0] == min(16 // dp_shard, 4)

@@ -144,7 +144,7 @@ def test_stalls_that_may_or_may_not_happen_are_a_coin_toss(share):
     predicted_s = estimate_step(setting, GRID, memory=memory).step_time_s
     found = stall_variance(setting, GRID, predicted_s, memory=memory)
 
-    chance = stalled_share(HOSTS, runtime, place(HOSTS, GRID).pp.hosts, memory)
+    chance = stalled_share(HOSTS, runtime, place(HOSTS, GRID).pp.domains, memory)
     calm = estimate_step(setting_for(JOB, HOSTS, replace(runtime, stall_s=0.0)), GRID, memory=memory).step_time_s
     certain = replace(memory, capacity_bytes=memory.peak_bytes / 1e6)
     stalled = estimate_step(setting, GRID, memory=certain).step_time_s

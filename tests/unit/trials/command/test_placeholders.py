@@ -3,8 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodels.job.parallel_config import ParallelConfig
+from hardware.cluster_file import cluster_from_mapping
 from hardware.io.errors import ConfigError
-from tests.support.programs.small_commands import CLUSTER, JOB
+from tests.support.programs.small_commands import CLUSTER, JOB, backend_of
+from trials.backend import HostNeeds
 from trials.command.placeholders import (
     OF_CONFIG,
     check_text,
@@ -26,6 +28,19 @@ def test_every_placeholder_has_a_value():
     assert (VALUES["tp"], VALUES["mbs"], VALUES["total_steps"], VALUES["trial"]) == ("2", "2", "7", "7")
     assert VALUES["num_micro_batches"] == str(JOB.global_batch_size // 2)
     assert VALUES["sequence_parallel"] in ("true", "false")
+
+
+@pytest.mark.parametrize("keys", [{"hosts": 4, "devices_per_host": 64}, {"hosts": 64, "devices_per_host": 4}])
+def test_racks_are_launched_host_by_host(keys, tmp_path):
+    """Also where a study counts a rack as one host, a command starts on hosts of four devices."""
+    cluster = cluster_from_mapping({"name": "gb200-nvl72", **keys}, tmp_path)
+    config = ParallelConfig(dp=256, mbs=1)
+
+    values = values_of(JOB, cluster, config, trial_number=7, warmup_steps=2, steps=5)
+
+    assert (values["num_hosts"], values["devices_per_host"], values["num_devices"]) == ("64", "4", "256")
+    assert values["hosts"] == ",".join(map(str, range(64)))
+    assert backend_of(cluster=cluster).hosts == (HostNeeds(gpus=4, processes=1),) * 64
 
 
 def test_an_argument_stays_one_argument():

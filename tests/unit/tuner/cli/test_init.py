@@ -284,7 +284,7 @@ def test_all_that_is_missing_is_asked_for_at_once(meshtune, tmp_path):
     """One message names every option that would fill what the file leaves open."""
     done = init(meshtune, tmp_path, "--tensor-model-parallel-size 2 --num-layers 4 --hidden-size 64", cluster=())
 
-    options = ("--cluster NAME", "--hosts N", "--vocab-size N", "--model NAME", "--sequence-length N", "--mbs N")
+    options = ("--cluster WHICH", "--hosts N", "--vocab-size N", "--model NAME", "--sequence-length N", "--mbs N")
     assert_users_mistake(done, *options)
 
 
@@ -663,3 +663,31 @@ def test_an_argument_that_is_no_text_is_refused(meshtune, tmp_path):
     done = init(meshtune, tmp_path, text, "--out", tmp_path / "study.yaml", "--", "\udcff")
 
     assert_users_mistake(done, "a byte that is no UTF-8")
+
+
+RACKS = """#!/bin/bash
+#SBATCH --nodes=64
+#SBATCH --gpus-per-node=4
+srun python pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 \\
+  --group-query-attention --num-query-groups 8 --seq-length 4096 --vocab-size 128256 --tokenizer-type NullTokenizer \\
+  --tensor-model-parallel-size 8 --micro-batch-size 1 --global-batch-size 256 --train-iters 50 --bf16 --swiglu \\
+  --normalization RMSNorm --untie-embeddings-and-output-weights --disable-bias-linear --mock-data
+"""
+
+
+@pytest.mark.parametrize(
+    ("segment", "domains"), [("", "hosts_per_domain: 18"), ("#SBATCH --segment=8\n", "hosts_per_domain: 8")]
+)
+def test_racks_have_the_hosts_of_the_script(meshtune, tmp_path, segment, domains):
+    """A GB200 script's hosts of four are launched, several of them in one domain, as --segment says or else evenly."""
+    script = RACKS.replace("srun", f"{segment}srun", 1)
+
+    done = init(meshtune, tmp_path, script, cluster=("--cluster", "GB200"))
+
+    assert done.status == 0, done.err
+    text = (tmp_path / "study.yaml").read_text(encoding="utf-8")
+    assert f"cluster: {{device: GB200, hosts: 64, devices_per_host: 4, {domains}}}" in text
+    assert ("--segment=16" in text) == (not segment)  # a hint where the script says nothing
+    cluster = load_study(tmp_path / "study.yaml").problem.cluster
+    assert (cluster.num_hosts, cluster.devices_per_host) == (64, 4)
+    assert cluster.devices_per_domain == (32 if segment else 64)

@@ -33,9 +33,9 @@ def grid_of(model, cluster="dgx-h100", hosts=1, *, space=(), **job):
     return grid, memory.fits(0.08)
 
 
-def baseline(grid, fits, devices_per_host=8):
+def baseline(grid, fits, devices_per_domain=8):
     """The baseline's configuration."""
-    position = baseline_position(grid, fits, devices_per_host=devices_per_host, defaults=DEFAULTS)
+    position = baseline_position(grid, fits, devices_per_domain=devices_per_domain, defaults=DEFAULTS)
     return None if position is None else grid.config(position)
 
 
@@ -81,7 +81,7 @@ def test_the_rule_word_by_word(model, opened):
             one.mbs,
         )
 
-    found = baseline_position(grid, fits, devices_per_host=8, defaults=DEFAULTS)
+    found = baseline_position(grid, fits, devices_per_domain=8, defaults=DEFAULTS)
 
     assert key(found) == min(map(key, range(len(grid))))
 

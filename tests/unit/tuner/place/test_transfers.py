@@ -47,7 +47,7 @@ def test_sending_takes_the_bandwidth_of_the_smaller_set(senders, receivers, size
 
 def test_weights_on_the_same_layout_are_not_resharded():
     """Nothing is gathered where the receiver's parts are no larger; else (1/r - 1/s) of the weights are."""
-    reshard = {"cluster": CLUSTER, "in_host": False}
+    reshard = {"cluster": CLUSTER, "in_domain": False}
     size = 140e9
 
     assert reshard_weights_s(size, sender_parts=8, receiver_parts=8, **reshard) == 0

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from costmodels.job.parallel_config import ParallelConfig
+from hardware.cluster_file import cluster_from_mapping
 from hardware.dynamics import HostEvent, LinkEvent, Trace, cluster_at, intervals, lost_hosts
 from hardware.io.errors import ConfigError
 from tests.support.studies.broken_studies import study
@@ -127,6 +128,26 @@ def test_the_hosts_with_the_slowest_network_are_left_out_first(config):
     assert fastest_hosts(nic, 3) == (0, 2, 3)
     assert fastest_hosts(path, 3) == (0, 1, 3)
     assert [has_slow_hosts(one, nominal) for one in (plain, nic, path)] == [False, True, True]
+
+
+def test_equally_many_hosts_of_few_racks_go_on():
+    """If a host of a rack is lost, the others of that rack are the first to idle, or every rack gives up one."""
+    keys = {"name": "gb200-nvl72", "hosts": 8, "devices_per_host": 4, "hosts_per_domain": 4}
+    racks = cluster_from_mapping(keys, Path())
+
+    events = trace(HostEvent(time_s=20.0, host=1, is_lost=True))
+    (whole, left) = intervals(racks, events, 30.0)
+
+    assert racks.devices_per_domain == 16
+    assert fastest_hosts(whole, 4) == (0, 1, 2, 3)
+    assert fastest_hosts(left, 4) == (4, 5, 6, 7)
+    assert fastest_hosts(left, 6) == (0, 2, 3, 4, 5, 6)
+    assert (
+        cluster_of(
+            racks, trace(HostEvent(time_s=20.0, host=1, is_lost=True)), 25.0, fastest_hosts(left, 6)
+        ).devices_per_domain
+        == 12
+    )
 
 
 def test_of_many_states_some_stand_for_others(monkeypatch):

@@ -13,24 +13,24 @@ from tests.support.settings.pass_times import pass_times
 NUMBERS = st.lists(st.floats(0.2, 3.0), min_size=16, max_size=16)
 
 
-def times_of(pp, vpp, forward, hop_s=0.0, leaves_host=None, **beside):
+def times_of(pp, vpp, forward, hop_s=0.0, leaves_domain=None, **beside):
     """Passes of one configuration: backward passes take twice the forward ones, and all messages equally long.
 
-    Messages leave their host at the boundaries that `leaves_host` names for messages forward and back [2 * pp].
+    Messages leave their host at the boundaries that `leaves_domain` names for messages forward and back [2 * pp].
     """
     forward_s = np.resize(np.array(forward), pp * vpp)[:, None]
-    crosses = np.ones(2 * pp, dtype=bool) if leaves_host is None else np.array(leaves_host)
+    crosses = np.ones(2 * pp, dtype=bool) if leaves_domain is None else np.array(leaves_domain)
     return ChunkTimes(
         forward_s=forward_s,
         backward_s=2 * forward_s,
         hop_s=np.full((2 * pp, 1), hop_s),
-        hop_leaves_host=crosses[:, None],
+        hop_leaves_domain=crosses[:, None],
         begin_s=np.zeros(1),
         beside=beside_of(pp, vpp, **beside),
     )
 
 
-def beside_of(pp, vpp, gather_s=0.0, reduce_s=0.0, *, slowing=0.0, leaves_host=True, after_s=0.0, tied_s=0.0):
+def beside_of(pp, vpp, gather_s=0.0, reduce_s=0.0, *, slowing=0.0, leaves_domain=True, after_s=0.0, tied_s=0.0):
     """Traffic of weights of one configuration, alike for all chunks, which have four pieces each."""
     of_chunks, of_stages = np.ones((pp * vpp, 1)), np.ones((pp, 1))
     return BesidePasses(
@@ -39,7 +39,7 @@ def beside_of(pp, vpp, gather_s=0.0, reduce_s=0.0, *, slowing=0.0, leaves_host=T
         first_share=0.25 * of_chunks,
         piece_share=0.25 * of_chunks,
         slowing=slowing * of_stages,
-        leaves_host=leaves_host * of_stages.astype(bool),
+        leaves_domain=leaves_domain * of_stages.astype(bool),
         first_layer_s=0.0 * of_stages,
         after_s=after_s * of_stages,
         tied_s=np.array([tied_s]),
@@ -117,7 +117,7 @@ def test_links_limit_the_pace():
 def test_messages_on_other_links_do_not_wait_for_each_other():
     """A stage that sends forward inside its host and back over the network sends both at once."""
     one_link = times_of(2, 2, [0.1], 0.5)
-    two_links = times_of(2, 2, [0.1], 0.5, leaves_host=[False, False, True, True])
+    two_links = times_of(2, 2, [0.1], 0.5, leaves_domain=[False, False, True, True])
 
     assert time_of(2, 2, 40, two_links, overlaps=True) < 0.8 * time_of(2, 2, 40, one_link, overlaps=True)
 
@@ -154,7 +154,7 @@ def test_traffic_slows_down_the_passes_beside_it():
 def test_weights_delay_messages_on_the_same_links():
     """Gathers for the second chunks delay the first messages over the same network, and no messages inside the host."""
     inside, network = (
-        time_of(2, 2, 2, times_of(2, 2, [1.0], 1.0, gather_s=2.0, leaves_host=[of_hops] * 4), overlaps=True)
+        time_of(2, 2, 2, times_of(2, 2, [1.0], 1.0, gather_s=2.0, leaves_domain=[of_hops] * 4), overlaps=True)
         for of_hops in (False, True)
     )
 
