@@ -88,7 +88,7 @@ def _matches(words: str, given: Given) -> str | None:
             if len(found) != 1:
                 return None
             number = found[0]
-        elif found != wanted and not (wanted and _is_option(wanted[0], found)):
+        elif found != tuple(map(_plain, wanted)) and not (wanted and _is_option(wanted[0], found)):
             return None
     return number
 

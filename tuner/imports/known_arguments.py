@@ -1,8 +1,8 @@
 """Flags of a command that no importer reads: which are known, and what each may change.
 
 `megatron_arguments.yaml` lists the arguments of the known programs with their effects, but for those in the table of
-tuner/export/megatron_flags.py. A flag that neither lists belongs to a fork, or to the user's own program: its name
-alone says what it may be about.
+tuner/export/megatron_flags.py and those of facts (costmodels/catalog/facts.yaml). A flag that none of them lists
+belongs to a fork, or to the user's own program: its name alone says what it may be about.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from tuner.plans.layer_planning import AUTO_PLANNER, LayerPlanning
 from tuner.space.enumeration import SpaceOptions, setting_for
 from tuner.study_file.exported_flags import flag_exporters
 from tuner.study_file.key_errors import under
-from tuner.study_file.known_knobs import KnobCatalog
+from tuner.study_file.known_knobs import KnobCatalog, facts_of_today
 from tuner.study_file.sequence_keys import read_sequences, rows_of_step
 from tuner.study_file.space_options import (
     build_options,
@@ -101,7 +101,8 @@ def _choose_own_step(keys: StudyKeys, model: OwnModelKeys, cluster: Cluster, fol
 def _choose_model(keys: StudyKeys, cluster: Cluster, base_dir: Path) -> Chosen:
     """Return a model of the catalog, or the rows of one that trials replay."""
     profile = under("runtime", lambda: _runtime(keys.runtime, base_dir))
-    runtime = with_facts(profile, parse_facts(keys.facts))
+    of_knobs = facts_of_today(keys.space.knobs, profile.rule_set, keys.trial.framework())
+    runtime = with_facts(with_facts(profile, parse_facts(keys.facts)), of_knobs)
     group = under("trial", lambda: keys.trial.measured_runs(base_dir))
     job = _job(keys, base_dir, group, runtime)
     for device in cluster.devices:
