@@ -84,6 +84,9 @@ def _matches(words: str, given: Given) -> str | None:
         found = given.get(name)
         if found is None:
             return None
+        # what a shell would put there stands for further words of the command
+        while len(found) > len(wanted) and found[-1].startswith("$"):
+            found = found[:-1]
         if wanted == (NUMBER,):
             if len(found) != 1:
                 return None

@@ -48,11 +48,15 @@ _RECIPES: dict[str, dict[str, Any]] = {
     "llama3_8b": {
         "training": {"seq_len": 8192, "local_batch_size": 1},
         "activation_checkpoint": {"mode": "selective"},
+        "compile": {"enable": False},
+        "loss": {"num_chunks": 8},
         "parallelism": {"tensor_parallel_degree": 1, "pipeline_parallel_degree": 1, "context_parallel_degree": 1},
     },
     "llama3_70b": {
         "training": {"seq_len": 8192, "local_batch_size": 8},
         "activation_checkpoint": {"mode": "full"},
+        "compile": {"enable": False},
+        "loss": {"num_chunks": 8},
         "parallelism": {"tensor_parallel_degree": 8, "pipeline_parallel_degree": 1, "context_parallel_degree": 1},
     },
 }
@@ -78,6 +82,8 @@ _STATED_BY = {
     "cp": tuple(f"{section}.context_parallel_degree" for section in _UNDER),
 }
 """Keys that state what a recipe may set otherwise than torchtitan's defaults."""
+_SECTIONS = ("training", "parallelism", "activation_checkpoint", "model", "optimizer", "compile", "loss")
+"""Sections of which flags of a script are read."""
 _NOT_MODELLED = {
     "optimizer.early_step_in_backward": "Meshtune assumes that the optimizer runs after the last backward pass"
 }
@@ -122,7 +128,7 @@ def import_torchtitan(text: str, *, file: str = "") -> Imported:
     name = f"{keys.text('model.name', default=keys.text('module'))}.{keys.text('model.flavor')}".lower()
     named = re.sub(r"^([a-z0-9_]+?)_([0-9]+b)$", r"\1.\2", keys.text("config").lower())
     model = _MODELS.get(name) or _MODELS.get(named) or ""
-    facts, unclear = facts_in_flags(Flags(_as_flags(mapping)), ("torchtitan",))
+    facts, unclear = facts_in_flags(Flags(_as_flags(keys.mapping)), ("torchtitan",), holds_more=is_recipe)
     return Imported(
         framework="torchtitan",
         runtime="torchtitan",
@@ -274,7 +280,7 @@ def _read(text: str, file: str) -> tuple[Mapping[str, Any], tuple[int, int] | No
             continue
         value = _parse_value(values[0].text) if values else not key.startswith("no_")
         key = key if values else key.removeprefix("no_")
-        if dot and section in ("training", "parallelism", "activation_checkpoint", "model", "optimizer"):
+        if dot and section in _SECTIONS:
             mapping.setdefault(section, {})[key] = value
         elif section in ("module", "config"):
             mapping[section] = value
