@@ -218,9 +218,10 @@ def _dispatcher(setting: Setting) -> FactValue:
 
 WRITTEN_ELSEWHERE = (
     *("dispatcher", "overlaps_gradients", "overlaps_weight_gather", "offload_share", "sequence_parallel"),
-    *("layer_split", "layer_padding"),
+    *("layer_split", "layer_padding", "expert_imbalance"),
 )
-"""Facts that the flags of a layout express already, or that no flag need say."""
+"""Facts that the flags of a layout express already, or that no flag may say: routing is balanced by force in benchmarks
+only."""
 
 
 def megatron_facts(setting: Setting) -> Part:
