@@ -127,15 +127,17 @@ def layer_collectives(
         gathered = width * routed_tokens(job, grid) * job.model.hidden_size
         add("expert_tp.all_gather", OpKind.ALL_GATHER, gathered, groups.expert_tp)
         add("expert_tp.reduce_scatter", OpKind.REDUCE_SCATTER, gathered, groups.expert_tp)
-        dispatched = width * residual_tokens(job, grid) * job.model.hidden_size * job.model.top_k
-        if runtime.deduplicates_tokens:
-            dispatched = dispatched * _distinct_share(job.model.top_k, groups.ep)
-        add("ep.all_to_all", OpKind.ALL_TO_ALL, (1 + runtime.expert_imbalance) * dispatched, groups.ep)
-        # or all ranks gather the tokens of the group, and sum up what their experts made of them (megatron-core
-        # moe/token_dispatcher.py, MoEAllGatherTokenDispatcher)
-        of_group = width * grid.ep * residual_tokens(job, grid) * job.model.hidden_size
-        add("ep.all_gather", OpKind.ALL_GATHER, of_group, groups.ep)
-        add("ep.reduce_scatter", OpKind.REDUCE_SCATTER, of_group, groups.ep)
+        own = width * residual_tokens(job, grid) * job.model.hidden_size
+        if runtime.gathers_tokens:
+            # all ranks gather the tokens of the group, and sum up what their experts made of them (megatron-core
+            # moe/token_dispatcher.py, MoEAllGatherTokenDispatcher)
+            add("ep.all_gather", OpKind.ALL_GATHER, grid.ep * own, groups.ep)
+            add("ep.reduce_scatter", OpKind.REDUCE_SCATTER, grid.ep * own, groups.ep)
+        else:
+            dispatched = own * job.model.top_k
+            if runtime.deduplicates_tokens:
+                dispatched = dispatched * _distinct_share(job.model.top_k, groups.ep)
+            add("ep.all_to_all", OpKind.ALL_TO_ALL, (1 + runtime.expert_imbalance) * dispatched, groups.ep)
     # One hop of the ring carries the keys and the values of a rank's share of the sequence.
     block = 2 * tokens * exchanged_kv_size(job, grid) / efficiency
     add("cp.send_recv", OpKind.SEND_RECV, job.element_bytes * block, groups.cp)

@@ -147,12 +147,17 @@ def _fact_flags(loaded: Mapping[str, Any], given: Collection[str]) -> list[list[
     found = {}
     for flag, declared in fact_flags("megatron").items():
         value = fields.get(flag.removeprefix("--").replace("-", "_"))
-        if isinstance(value, dict):  # a type or a member of an enumeration
-            value = value.get("_target_")
-        words = _words_of(declared, str(value) if isinstance(value, float) else value)
+        words = _words_of(declared, list(map(_named, value)) if isinstance(value, list) else _named(value))
         if flag not in given and words is not None:
             found[flag] = words
     return [[flag, *words] for flag, words in found.items()]
+
+
+def _named(value: Any) -> Any:
+    """Return the name of a type or of a member of an enumeration, a number with a point as text, others as they are."""
+    if isinstance(value, dict):
+        return value.get("_name_", None if value.get("_call_") else value.get("_target_"))
+    return str(value) if isinstance(value, float) else value
 
 
 def _precision_flags(model: Mapping[str, Any], mixed: Any) -> list[list[str]]:
