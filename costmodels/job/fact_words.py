@@ -35,7 +35,7 @@ def read_facts(framework: str, given: Given) -> tuple[dict[str, FactValue], dict
         if framework not in fact.written:
             continue
         value = _said(fact, framework, plain)
-        names = [name for name in names_of(fact, framework) if name in plain and name not in _shared(framework)]
+        names = [name for name in _leading(fact, framework) if name in plain]
         if value is not None:
             told[fact.name] = value
         elif names:
@@ -45,11 +45,15 @@ def read_facts(framework: str, given: Given) -> tuple[dict[str, FactValue], dict
     return told, unclear
 
 
-def _shared(framework: str) -> frozenset[str]:
-    """Return the names that only accompany those of several facts."""
-    return (
-        frozenset({"--use-precision-aware-optimizer", "--te-rng-tracker"}) if framework == "megatron" else frozenset()
-    )
+_SHARED = "--use-precision-aware-optimizer"
+"""Flag that several facts need, and that says none of them by itself."""
+
+
+def _leading(fact: Fact, framework: str) -> list[str]:
+    """Return the names with which words of a fact begin; others only add to them."""
+    pairs = (_parsed(words) for choices in fact.written[framework].values() for words in choices)
+    firsts = (next(name for name, _ in named if name != _SHARED) for named in pairs)
+    return list(dict.fromkeys(firsts))
 
 
 def _said(fact: Fact, framework: str, given: Given) -> FactValue | None:

@@ -99,7 +99,9 @@ def torchtitan_parts(setting: Setting, config: ParallelConfig) -> list[Part]:
 
 def _with_facts(setting: Setting, parts: list[Part]) -> list[Part]:
     """Return the parts with the facts that the study states before the last, which ends the command."""
-    return [*parts[:-1], stated_facts(setting, "torchtitan"), parts[-1]]
+    # 0.3 reduces gradients in float32 only, which no flag changes
+    stated = stated_facts(setting, "torchtitan", elsewhere=("gradient_message_bytes",))
+    return [*parts[:-1], stated, parts[-1]]
 
 
 def shards_of(config: ParallelConfig) -> int:

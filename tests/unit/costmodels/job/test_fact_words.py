@@ -49,10 +49,14 @@ def test_every_spelling_means_its_value():
         ("", "overlaps_gradients", False),
         ("--use-precision-aware-optimizer", "first_moment_bytes", 4),
         ("--main-grads-dtype torch.bfloat16", "gradient_bytes", 2),
+        ("--grad-reduce-in-bf16 --accumulate-allreduce-grads-in-fp32", "gradient_bytes", 2),
         ("--attention-backend AttnBackend.unfused", "attention", "unfused"),
         ("--cuda-graph-impl transformer_engine --cuda-graph-modules attn mlp", "captured_graph", "attention+mlp"),
         ("--optimizer-offload-fraction 0.25", "offload_share", 0.25),
         ("--moe-router-force-load-balancing", "expert_imbalance", 0.0),
+        ("--no-check-for-nan-in-loss-and-grad --cuda-graph-scope full", "captured_graph", "none"),
+        ("--cross-entropy-fusion-impl te", "fused_cross_entropy", False),
+        ("--cross-entropy-loss-fusion", "fused_cross_entropy", False),
     ],
 )
 def test_megatrons_flags_and_its_defaults(words, name, value):

@@ -192,7 +192,7 @@ def test_only_what_a_job_can_have_is_stated():
                 "fused_accumulation": False,
             },
         ),
-        ("torchtitan", {"compiled": "layers", "loss_chunks": 4, "gradient_message_bytes": 2}),
+        ("torchtitan", {"compiled": "layers", "loss_chunks": 4, "first_moment_bytes": 2, "second_moment_bytes": 2}),
         ("nanotron", {"gradient_bytes": 2}),
         ("deepspeed", {"overlaps_gradients": False, "gradient_bytes": 2}),
     ],
