@@ -112,9 +112,9 @@ def import_flags(
     told, doubts = known_arguments.unread_effects(flags, names, job, is_log=is_log)
     frameworks = ("megatron", "mindspeed") if runtime == "mindspeed" else ("megatron",)
     hidden_flags = {flag for one in hidden for flag in one.flags}
-    facts, unclear = facts_in_flags(
-        flags, frameworks, hidden_flags, holds_more=any(one.may_hold_more for one in hidden)
-    )
+    # on DeepSpeed, and in old versions, the absence of a flag says nothing
+    holds_more = runtime not in ("megatron-core", "mindspeed") or any(one.may_hold_more for one in hidden)
+    facts, unclear = facts_in_flags(flags, frameworks, hidden_flags, holds_more=holds_more)
     micro_batches = None if flags.has("--global-batch-size") else flags.count("--gas") or 1
     if micro_batches and found.absent("global_batch_size", 1, "--global-batch-size", "--gas") is None:
         micro_batches = None

@@ -113,6 +113,14 @@ def test_flags_that_may_be_hidden_say_nothing(tmp_path):
     assert read_import("megatron", path, path.read_text()).facts == {"dispatcher": "hybridep", "overlaps_experts": True}
 
 
+def test_absence_says_nothing_on_deepspeed():
+    """DeepSpeed reduces gradients in its own way, whatever Megatron's flags are."""
+    found = IMPORTERS["megatron"](f"pretrain_gpt.py {SIZES} --deepspeed --zero-stage 1 --deepspeed_config ds.json")
+
+    assert found.runtime != "megatron-core"
+    assert "overlaps_gradients" not in found.facts
+
+
 def test_what_is_not_understood_is_told():
     """A value that no fact has is told by name."""
     found = IMPORTERS["megatron"](f"pretrain_gpt.py {SIZES} --moe-token-dispatcher-type mine --exp-avg-dtype int4")
