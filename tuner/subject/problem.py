@@ -15,7 +15,6 @@ from tuner.plans.layer_planning import LayerPlanning
 from tuner.space.enumeration import Space, SpaceOptions
 from tuner.subject.contract import AbstractSubject
 
-
 _OF_LAYOUT = frozenset({*DEGREES, *FURTHER_DIMENSIONS})
 """Names of the values of a layout; all others are those of knobs."""
 
