@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,7 +24,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from costmodels.calibration.measured_runs import MeasuredRun
-from costmodels.calibration.stated_setup import NOTHING, Fact, StatedSetup
+from costmodels.calibration.stated_setup import NOTHING, StatedSetup
+from costmodels.job.facts import FactValue, facts, profile_fields
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile, find_runtime
 from costmodels.job.setting import Setting
@@ -54,15 +55,6 @@ RUNTIME_WORDS = {
 }
 """Words in the remarks of an unknown source that name its runtime; the first one found counts."""
 
-FLAG_FACTS = {
-    r"overlap-grad-reduce": "overlaps_gradients",
-    r"overlap-param-gather": "overlaps_weight_gather",
-    r"use-mc2|use-ascend-mc2|tp-comm-overlap": "overlaps_tensor",
-    r"use-flash-attn|attention-backend=(?:flash|fused|auto)|transformer_engine": "fused_attention",
-    r"cross-entropy-loss-fusion": "fused_cross_entropy",
-}
-"""Flags in the remarks of a source that lists its flags, with the fact that each switches on."""
-
 NO_FACTS = {
     "name",
     *CONSTANTS,
@@ -75,23 +67,10 @@ NO_FACTS = {
     "memory_error",
     "knows_cluster",
     "knows_memory",
+    "stated",
 }
 """Fields of a profile that are no facts: its name, values from measurements, and a choice that each run states itself.
 All others are facts."""
-
-NOTE_FACTS: tuple[tuple[str, str, bool], ...] = (
-    (r"attention-backend=(?:unfused|local)|unfused attention", "fused_attention", False),
-    (r"(?i)attention kernel:? (?:torch|eager|unfused|megatron)", "fused_attention", False),
-    (r"(?i)attention kernel:? flash(?:-?attention)?-?2", "flash2_attention", True),
-    (r"(?i)no (?:rms-?)?norm kernel|norm kernel:? (?:no|none|off|false|torch|eager)\b", "fused_elementwise", False),
-    (r"flash_attention=(?:None|False)|no flash attention", "fused_attention", False),
-    (r"no-gradient-accumulation-fusion", "fused_accumulation", False),
-    (r"no comm overlap", "overlaps_gradients", False),
-    (r"cuda_graph_impl=full_iteration", "captured_graph", True),
-    (r"(?i)deepep|hybridep", "deduplicates_tokens", True),
-    (r"moe_a2a_overlap=True", "overlaps_experts", True),
-)
-"""Patterns in the remarks of any source, with the fact that each states."""
 
 
 class _Nic(StrictModel):
@@ -137,7 +116,7 @@ class Source(StrictModel):
     precision: str | None = None
     tied: bool | None = None
     """Whether head and embedding share one table, if that is known although the rows do not state it."""
-    facts: dict[str, Fact] = Field(default_factory=dict)
+    facts: dict[str, FactValue] = Field(default_factory=dict)
     inferred: list[str] = Field(default_factory=list)
     """Those of the facts that were concluded from the source's own measurements."""
     publisher: str | None = None
@@ -300,17 +279,16 @@ def setting_of(run: MeasuredRun, runtimes: Mapping[str, RuntimeProfile], runtime
 def facts_of(run: MeasuredRun) -> dict[str, Any]:
     """Return the facts of its runtime's profile that this run overrides."""
     source = source_of(run)
-    facts: dict[str, Any] = dict(source.facts)
+    rows = facts().values()
     # a source that lists all its flags has switched off those that it does not list
-    if source.flags == "listed":
-        facts |= {fact: re.search(pattern, run.notes) is not None for pattern, fact in FLAG_FACTS.items()}
-    for pattern, fact, value in NOTE_FACTS:
-        if re.search(pattern, run.notes):
-            facts[fact] = value
-    facts |= dict(run.stated.facts)
-    known = {field.name for field in fields(RuntimeProfile)} - NO_FACTS | set(CONSTANTS)
-    assert set(facts) <= known, f"{sorted(set(facts) - known)} are no facts of a profile"
-    return facts
+    listed = [fact for fact in rows if fact.listed and source.flags == "listed"]
+    levels: tuple[Mapping[str, FactValue], ...] = (
+        source.facts,
+        {fact.name: re.search(fact.listed, run.notes) is not None for fact in listed},
+        {fact.name: value for fact in rows for pattern, value in fact.remarks if re.search(pattern, run.notes)},
+        dict(run.stated.facts),
+    )
+    return {name: value for level in levels for name, value in profile_fields(level.items()).items()}
 
 
 def cluster_of(device: str, devices: int, hosts: _Hosts) -> Cluster:

@@ -6,13 +6,12 @@ What a row states overrides both.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args
 
-from costmodels.job.runtime import RuntimeProfile, catalog_path
+from costmodels.job.facts import Told, find_fact, parse_facts, shown
+from costmodels.job.runtime import catalog_path
 from costmodels.step.memory.peak import MemoryMeaning
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.link import link_spellings, spelling_key
@@ -21,24 +20,8 @@ PEAK = "peak_mem_counts"
 STATED_COLUMNS = ("runtime", "devices_per_host", "link", "nic_gb_per_s", "attention", "facts", PEAK)
 """Columns that a file of measured runs may have, besides those that it must have."""
 
-ATTENTION_KERNELS = {"flash": True, "unfused": False}
-"""Words for the attention kernel: one that keeps no scores, such as FlashAttention or cuDNN's, or separate kernels."""
-
-LEAST = {
-    "layer_padding": 1,
-    "vocabulary_multiple": 1,
-    "gradient_bytes": 1,
-    "gradient_message_bytes": 1,
-    "gradient_bucket": 0,
-    "weight_bucket": 0,
-    "stalled_hosts": 0,
-}
-"""Facts that are whole numbers, with the smallest value that each may have."""
-
 MOST = 1_000_000
 """Largest number of devices of a host and largest bandwidth, as in study files."""
-
-Fact = bool | int | str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +33,7 @@ class StatedSetup:
         devices_per_host: Devices that each host has.
         link: Kind of the network between hosts.
         nic_gb_per_s: Bandwidth of that network per device and direction [GB/s].
-        facts: Pairs of a fact of the profile and its value, the attention kernel among them.
+        facts: Facts of the run (costmodels/job/facts.py), the attention kernel among them.
         memory: What the measured peak counts.
     """
 
@@ -58,19 +41,18 @@ class StatedSetup:
     devices_per_host: int | None = None
     link: str | None = None
     nic_gb_per_s: float | None = None
-    facts: tuple[tuple[str, Fact], ...] = ()
+    facts: Told = ()
     memory: MemoryMeaning | None = None
 
     def cells(self) -> dict[str, str]:
         """Return the text of each of STATED_COLUMNS that says the same."""
-        is_fused = dict(self.facts).get("fused_attention")
-        others = (f"{name}={_shown(value)}" for name, value in self.facts if name != "fused_attention")
+        others = (f"{name}={shown(value)}" for name, value in self.facts if name != "attention")
         return {
             "runtime": self.runtime or "",
             "devices_per_host": str(self.devices_per_host or ""),
             "link": self.link or "",
             "nic_gb_per_s": f"{self.nic_gb_per_s:g}" if self.nic_gb_per_s else "",
-            "attention": next((word for word, value in ATTENTION_KERNELS.items() if value == is_fused), ""),
+            "attention": str(dict(self.facts).get("attention", "")),
             "facts": "; ".join(others),
             PEAK: self.memory or "",
         }
@@ -136,9 +118,9 @@ def _find_word(text: str, choices: Mapping[str, Any], key: str) -> Any:
     return meanings[spelling_key(text)]
 
 
-def _parse_facts(text: str, attention: str) -> tuple[tuple[str, Fact], ...]:
+def _parse_facts(text: str, attention: str) -> Told:
     """Return the facts of a cell like `overlaps_gradients=true; gradient_bytes=2`, and that of the attention kernel."""
-    facts: dict[str, Fact] = {}
+    facts: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
@@ -146,48 +128,17 @@ def _parse_facts(text: str, attention: str) -> tuple[tuple[str, Fact], ...]:
             raise ConfigError("must be NAME=VALUE, several separated by ;", key="facts", value=part, nearest=nearest)
         if name in facts:
             raise ConfigError("states the fact twice; keep one", key=f"facts.{name}", value=value)
-        facts[name] = _parse_fact(name, value)
-    is_fused = _find_word(attention, ATTENTION_KERNELS, "attention")
-    if is_fused is not None and facts.setdefault("fused_attention", is_fused) != is_fused:
-        rule = f"contradicts fused_attention={_shown(not is_fused)} in `facts`"
-        raise ConfigError(rule, key="attention", value=attention, nearest="state it in one column")
-    return tuple(sorted(facts.items()))
-
-
-def _parse_fact(name: str, text: str) -> Fact:
-    key = f"facts.{name}"
-    if name in LEAST:
-        # digits are bounded so that a forged file cannot make huge integers
-        if not re.fullmatch(r"\d{1,12}", text) or int(text) < LEAST[name]:
-            rule = f"must be a whole number from {LEAST[name]}, of at most 12 digits"
-            raise ConfigError(rule, key=key, value=text)
-        return int(text)
-    if name not in FACT_VALUES:
-        nearest = did_you_mean(name, {*FACT_VALUES, *LEAST})
-        raise ConfigError("is no fact that a row can state", key=key, value=text, nearest=nearest)
-    fact: Fact = _find_word(text or "(empty)", {_shown(value): value for value in FACT_VALUES[name]}, key)
-    return fact
-
-
-def _values_of(hint: Any) -> tuple[Fact, ...]:
-    """Return the values of a type that has only a few; empty for all other types."""
-    if hint is bool:
-        return True, False
-    if get_origin(hint) is Literal:
-        return get_args(hint)
-    if get_origin(hint) in (Union, UnionType):
-        return tuple(value for part in get_args(hint) for value in _values_of(part))
-    return ()
-
-
-def _shown(value: Fact) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-FACT_VALUES = {
-    name: values
-    for name, hint in get_type_hints(RuntimeProfile).items()
-    if name != "knows_cluster"
-    if (values := _values_of(hint))
-}
-"""Values of each fact of a profile that has only a few; `knows_cluster` is none, it says how the profile was made."""
+        facts[name] = value
+    told = parse_facts(facts)
+    if not attention:
+        return told
+    try:
+        kernel = find_fact("attention").value_of(attention)
+    except ConfigError as error:
+        raise ConfigError(error.rule, key="attention", value=error.value, nearest=error.nearest) from None
+    is_fused = find_fact("attention").fields_of(kernel)["fused_attention"]
+    for name, value in (("attention", kernel), ("fused_attention", is_fused)):
+        if dict(told).get(name, value) != value:
+            rule = f"contradicts {name}={shown(dict(told)[name])} in `facts`"
+            raise ConfigError(rule, key="attention", value=attention, nearest="state it in one column")
+    return parse_facts(dict(told) | {"attention": kernel})

@@ -28,6 +28,9 @@ _CATALOG_DIR = Path(__file__).parents[1] / "catalog" / "runtimes"
 LayerSplit = Literal["even", "balanced", "least-bottleneck"]
 """Ways to split layers into stages; see `RuntimeProfile.layer_split`."""
 
+CapturedBlocks = Literal["none", "attention", "router", "attention+router", "attention+mlp"]
+"""Blocks of a layer in captured graphs; see `RuntimeProfile.captured_blocks`."""
+
 OffloadMode = Literal["none", "optimizer"]
 """Kinds of states that may be on the host; see `RuntimeProfile.offload_modes`."""
 
@@ -92,6 +95,20 @@ UNKNOWN = "unknown"
 
 REHEARSED = frozenset({"jax-reference", "torch-planned"})
 """Names of profiles of trials that run on processors only and stand for no framework; none was fitted to anything."""
+
+LATER_FACTS = frozenset(
+    {
+        "gathers_tokens",
+        "captured_blocks",
+        "loss_chunks",
+        "main_weight_bytes",
+        "first_moment_bytes",
+        "second_moment_bytes",
+        "offload_share",
+        "expandable_segments",
+    }
+)
+"""Facts that earlier versions of Meshtune did not know."""
 
 NOT_FITTED = "nothing yet"
 """Begin of `fitted_on` in profiles whose constants are guesses."""
@@ -163,6 +180,12 @@ class RuntimeProfile:
         logit_bytes: Bytes per logit at a loss that is not fused: the logits and their fp32 copies together.
         step_bytes: Bytes per parameter of an optimizer shard that the optimizer's step adds: fp32 gradients, flattened
             copies.
+        loss_chunks: Parts of the tokens whose logits are computed one after the other.
+        main_weight_bytes: Bytes per parameter of the optimizer's own copy of weights that are narrower than fp32.
+        first_moment_bytes: Bytes per parameter of the optimizer's first moment.
+        second_moment_bytes: Bytes per parameter of its second moment.
+        offload_share: Share of the optimizer's states that are on the host where they are offloaded.
+        expandable_segments: Whether the allocator grows its segments, so that activations do not fragment them.
         fp32_weights: Whether the stored (sharded) weights are fp32 and serve as the optimizer's own copy too.
         gathered_share: Share of the inputs gathered for sequence-parallel products that the allocator cannot reuse yet
             at the peak, because another stream frees them while the host runs ahead.
@@ -175,12 +198,15 @@ class RuntimeProfile:
         overlaps_p2p: Whether pipeline transfers run beside compute when vpp > 1.
         stalled_hosts: Number of hosts from which on pipeline transfers were observed to stall; 0 is never.
         deduplicates_tokens: Whether a token is sent once to a host, or a rank, that holds several of its experts.
+        gathers_tokens: Whether the ranks of an expert group gather each other's tokens, and sum up the results;
+            otherwise each token is sent to its experts.
         scatters_p2p: Whether a tp rank sends only its share of the activations to the next stage, which gathers them,
             also without sequence parallelism, and likewise their gradients back; "activations" excludes gradients.
         sends_mask: Whether an attention mask in 16 bits travels with the activations of each micro-batch.
         splits_documents: Whether context parallelism splits every sequence of a packed row over its ranks; otherwise it
             splits the row.
         captured_graph: Whether the device replays a whole captured or compiled step: no launch waits for the host.
+        captured_blocks: Blocks of a layer of which the device replays a captured graph each.
         matmul_efficiency: Speed of matrix products inside a training step over their speed alone (see kernels.py).
         grouped_matmul_efficiency: Speed of the experts' grouped products inside a step over their speed alone.
         attention_efficiency: Speed of attention inside a step over its speed alone.
@@ -210,6 +236,7 @@ class RuntimeProfile:
         memory_error: Standard deviation of the log of measured over predicted memory peaks on such groups.
         knows_cluster: Whether the constants were fitted to runs of the user's own cluster.
         knows_memory: Whether `memory_error` is that of peaks measured there.
+        stated: Facts that are known of the run itself (facts.py); they hold under every profile.
     """
 
     name: str
@@ -281,11 +308,25 @@ class RuntimeProfile:
     memory_error: float
     knows_cluster: bool = False
     knows_memory: bool = False
+    gathers_tokens: bool = False
+    captured_blocks: CapturedBlocks = "none"
+    loss_chunks: int = 1
+    main_weight_bytes: int = 4
+    first_moment_bytes: int = 4
+    second_moment_bytes: int = 4
+    offload_share: float = 1.0
+    expandable_segments: bool = False
+    stated: tuple[tuple[str, Any], ...] = ()
 
     @property
     def runs_plans(self) -> bool:
         """Whether the framework shards layers by any plan, and not only by hand."""
         return self.rule_set in PLAN_RULE_SETS
+
+    @staticmethod
+    def later_fields() -> dict[str, Any]:
+        """Return the facts that earlier versions of Meshtune did not know, with the values that they assumed."""
+        return {field.name: field.default for field in fields(RuntimeProfile) if field.name in LATER_FACTS}
 
     def speed_of(self, device_name: str) -> float:
         """Return the relative speed of a device's kernels; 1 for a device never measured under this runtime."""

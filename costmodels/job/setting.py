@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from costmodels.job.facts import under_profile
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
@@ -34,11 +35,11 @@ class Setting:
     def predicted_by(self, profile: RuntimeProfile) -> Setting:
         """Return the setting under another profile, whose facts and constants may be nearer to the truth.
 
-        How layers are cut and planned stays the study's choice.
+        How layers are cut and planned stays the study's choice, and what is known of the run holds.
         """
         own = self.runtime
         runtime = replace(
-            profile,
+            under_profile(profile, own.stated),
             layer_split=own.layer_split,
             layer_padding=own.layer_padding,
             layer_changes=own.layer_changes,

@@ -19,6 +19,7 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import KernelTime, execution_s, kernel_s
 from costmodels.operators.layer_operators import SHAPE_DIMENSIONS, Block, Operator, recomputed_share, step_operators
 from costmodels.step.communication import issued_collectives
+from costmodels.step.launches import is_launched
 from hardware.arrays import FloatArray
 from hardware.device import Device
 
@@ -75,7 +76,7 @@ class OperatorPrices:
         # A recomputed kernel is launched twice.
         kernels = {block: np.zeros(len(shapes)) for block in Block}
         for op in operators:
-            kernels[op.block] += 1.0 + recomputed[op.name]
+            kernels[op.block] += is_launched(self._runtime, op) * (1.0 + recomputed[op.name])
         issued = issued_collectives(self._job, self._runtime, shapes)
         return _Batch(
             shapes=shapes,

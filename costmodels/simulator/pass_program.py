@@ -309,15 +309,17 @@ class _Builder:
         is_expert = [work.kind == OpKind.GROUPED_MATMUL for work in kernels]
         start, end = is_expert.index(True), len(kernels) - is_expert[::-1].index(True)
         # An overlapped exchange is spread over the products of the whole layer later on.
-        exchange = () if self.runtime.overlaps_experts else self._calls("ep.all_to_all")
+        dispatch, combine = (self._calls(site) for site in self._exchange_sites())
+        if self.runtime.overlaps_experts:
+            dispatch = combine = ()
         shared = (
             self._tensor_calls(gathers=1, scatters=1, reductions=1) if self.job.model.shared_expert_ffn_size else ()
         )
         return (
             Segment(kernels=kernels[:start]),
-            Segment(traffic=exchange + self._calls("expert_tp.all_gather")),
+            Segment(traffic=dispatch + self._calls("expert_tp.all_gather")),
             Segment(kernels=kernels[start:end]),
-            Segment(traffic=self._calls("expert_tp.reduce_scatter") + exchange + shared),
+            Segment(traffic=self._calls("expert_tp.reduce_scatter") + combine + shared),
             Segment(kernels=kernels[end:]),
         )
 
@@ -390,7 +392,8 @@ class _Builder:
     def _overlap_expert_exchanges(self, program: Program, mlp: Block, passes: int) -> Program:
         """Return the program with the experts' exchanges spread over its products, if they overlap."""
         ratio = exposed_ratio(self.change, mlp, "ep") if self.change else 1.0
-        exchanges = self._calls("ep.all_to_all", 2 * passes * ratio)
+        sites = self._exchange_sites()
+        exchanges = tuple(work for site in sites for work in self._calls(site, passes * ratio))
         if mlp != Block.MOE_MLP or not self.runtime.overlaps_experts or not exchanges:
             return program
         products_s = sum(work.seconds for segment in program for work in segment.kernels if self._is_product(work))
@@ -406,6 +409,10 @@ class _Builder:
             traffic = segment.traffic + _scale(exchanges, own_s / products_s)
             found += [Segment(kernels=others), Segment(kernels=products, traffic=traffic)]
         return tuple(found)
+
+    def _exchange_sites(self) -> tuple[str, str]:
+        """Return the collectives that send tokens to their experts, and the results back."""
+        return ("ep.all_gather", "ep.reduce_scatter") if self.runtime.gathers_tokens else ("ep.all_to_all",) * 2
 
     def _is_product(self, work: Work) -> bool:
         return work.kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL) and work.name not in self.core_names

@@ -30,6 +30,7 @@ from costmodels.operators.layer_operators import (
 from costmodels.step.breakdown import EXPOSED_PARTS
 from costmodels.step.changed_layers import LAYER_BLOCKS, change_keys
 from costmodels.step.communication import Beside, BlockCommunication, block_communication
+from costmodels.step.launches import is_launched
 from costmodels.step.placement import place, place_on
 from hardware.arrays import FloatArray, IntArray
 from hardware.device import Device
@@ -87,7 +88,7 @@ def _sum_by_block(
     for operator in operators:
         block = BLOCKS.index(operator.block)
         seconds = execution_s(operator, device, job, runtime, shapes, kernel_time)
-        runs = operator.moved_bytes > 0
+        runs = (operator.moved_bytes > 0) & is_launched(runtime, operator)
         if operator.phase == Phase.FORWARD:
             # A recomputed operator runs in the forward pass and once more in the backward pass.
             again = recomputed_share(job, runtime, operator, shapes)

@@ -29,6 +29,7 @@ from costmodels.operators.layer_operators import (
     residual_tokens,
     routed_tokens,
 )
+from costmodels.step.launches import captures_block
 from costmodels.step.placement import Groups
 from hardware.arrays import FloatArray
 from hardware.group_links import GroupLinks
@@ -126,10 +127,17 @@ def layer_collectives(
         gathered = width * routed_tokens(job, grid) * job.model.hidden_size
         add("expert_tp.all_gather", OpKind.ALL_GATHER, gathered, groups.expert_tp)
         add("expert_tp.reduce_scatter", OpKind.REDUCE_SCATTER, gathered, groups.expert_tp)
-        dispatched = width * residual_tokens(job, grid) * job.model.hidden_size * job.model.top_k
-        if runtime.deduplicates_tokens:
-            dispatched = dispatched * _distinct_share(job.model.top_k, groups.ep)
-        add("ep.all_to_all", OpKind.ALL_TO_ALL, (1 + runtime.expert_imbalance) * dispatched, groups.ep)
+        own = width * residual_tokens(job, grid) * job.model.hidden_size
+        if runtime.gathers_tokens:
+            # all ranks gather the tokens of the group, and sum up what their experts made of them (megatron-core
+            # moe/token_dispatcher.py, MoEAllGatherTokenDispatcher)
+            add("ep.all_gather", OpKind.ALL_GATHER, grid.ep * own, groups.ep)
+            add("ep.reduce_scatter", OpKind.REDUCE_SCATTER, grid.ep * own, groups.ep)
+        else:
+            dispatched = own * job.model.top_k
+            if runtime.deduplicates_tokens:
+                dispatched = dispatched * _distinct_share(job.model.top_k, groups.ep)
+            add("ep.all_to_all", OpKind.ALL_TO_ALL, (1 + runtime.expert_imbalance) * dispatched, groups.ep)
     # One hop of the ring carries the keys and the values of a rank's share of the sequence.
     block = 2 * tokens * exchanged_kv_size(job, grid) / efficiency
     add("cp.send_recv", OpKind.SEND_RECV, job.element_bytes * block, groups.cp)
@@ -180,12 +188,17 @@ def layer_uses(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> t
     passed = {"cp.send_recv": ring, "cp.gradients": ring} if runtime.fp32_ring_gradients else {"cp.send_recv": 2 * ring}
     add(Block.ATTENTION, Phase.BACKWARD, passed | {"up.all_to_all": once})
     if job.model.is_moe:
-        # Dispatch and combine are one all-to-all exchange each.
         for phase, passes in ((Phase.FORWARD, again), (Phase.BACKWARD, once)):
-            experts = {"expert_tp.all_gather": passes, "expert_tp.reduce_scatter": passes, "ep.all_to_all": 2 * passes}
+            experts = {"expert_tp.all_gather": passes, "expert_tp.reduce_scatter": passes}
+            experts |= {site: count * passes for site, count in expert_exchanges(runtime).items()}
             shared = tensor(passes, passes, passes) if job.model.shared_expert_ffn_size else {}
             add(Block.MOE_MLP, phase, experts | shared)
     return tuple(uses)
+
+
+def expert_exchanges(runtime: RuntimeProfile) -> dict[str, int]:
+    """Return the collectives of one pass through the experts of a layer: dispatch and combine."""
+    return {"ep.all_gather": 1, "ep.reduce_scatter": 1} if runtime.gathers_tokens else {"ep.all_to_all": 2}
 
 
 def block_communication(
@@ -235,7 +248,7 @@ def block_communication(
         experts = alone_s["expert_tp.all_gather"] + alone_s["expert_tp.reduce_scatter"]
         shared = per_pass if job.model.shared_expert_ffn_size else 0.0
         tp[Block.MOE_MLP] = passes * (experts + shared)
-        ep = exchanged_s = passes * 2 * alone_s["ep.all_to_all"]
+        ep = exchanged_s = passes * sum(count * alone_s[site] for site, count in expert_exchanges(runtime).items())
         if runtime.overlaps_experts:
             ep = exposed_s(runtime, ep, beside.products[Block.MOE_MLP] + beside.products[Block.ATTENTION])
         hidden["ep"] = {Block.MOE_MLP: exchanged_s - ep}
@@ -270,6 +283,8 @@ def issued_collectives(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGr
     }
     issued = {block: np.zeros(len(grid)) for block in Block}
     for use in layer_uses(job, runtime, grid):
+        if captures_block(runtime, use.block):
+            continue
         issued[use.block] += use.count * _ISSUED.get(use.site, 1.0) * is_split[use.site.split(".")[0]]
     return issued
 

@@ -40,7 +40,7 @@ PART_ERRORS: Mapping[str, float] = {
     "activations": 0.3,
     "logits": 0.5,
     "buffers": 0.5,
-    "fragmentation": 0.0,  # an allocator gives it up
+    "fragmentation": 0.5,
     "overhead": 0.5,
 }
 """Standard deviation of log(true / predicted) of each part of memory, in addition to the shared error."""

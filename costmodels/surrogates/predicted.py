@@ -98,7 +98,6 @@ def predict(measured: MeasuredSetting, grid: ConfigGrid, *, memory: MemoryEstima
     effects = constant_effects(setting, grid, memory=memory)
     if setting.runtime.layer_changes:
         effects |= {"plan": PLAN_ERROR * grid.is_planned.astype(np.float64)}
-    # shares are of the need without fragmentation, which is what must fit
     needed = memory.needed_bytes
     return Predicted(
         step_time_s=estimate.step_time_s,

@@ -48,7 +48,7 @@ def _effect(knob: KnownKnob) -> str:
     if knob.dimension:
         return "predicted"
     changes = [_changes(value) for value in knob.values if value.step or value.memory]
-    facts = "predicted anew with each value" if any(value.runtime or value.job for value in knob.values) else ""
+    facts = "predicted anew with each value" if any(value.facts or value.job for value in knob.values) else ""
     parts = ", ".join(knob.affects) or "unknown parts"
     return _cell("; ".join([f"{parts}, ±{knob.width:.1%} of them", *([facts] * bool(facts)), *changes, knob.basis]))
 

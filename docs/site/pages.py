@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from docs.site.commands import command_reference
+from docs.site.facts import fact_tables
 from docs.site.known_knobs import knob_tables
 from docs.site.placement_file import operator_tables, placement_tables
 from docs.site.price_file import price_tables
@@ -23,6 +24,7 @@ PAGES: Mapping[Path, Callable[[], Mapping[str, str]]] = {
     DOCS / "placement.md": placement_tables,
     DOCS / "operators.md": operator_tables,
     DOCS / "costs.md": price_tables,
+    DOCS / "facts.md": fact_tables,
     DOCS / "known-knobs.md": knob_tables,
 }
 """Function that generates the regions of each page, by name of the region."""

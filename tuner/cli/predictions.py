@@ -159,8 +159,6 @@ def _print_peak(problem: Problem, payload: dict[str, Any]) -> None:
     spare = f"{problem.options.memory_headroom:.0%} must stay free"
     fits = f"fits ({spare})" if payload["fits"] else f"DOES NOT FIT ({spare})"
     capacity = payload["memory_capacity_bytes"]
-    if payload["fits"] and payload["peak_memory_bytes"] > (1 - problem.options.memory_headroom) * capacity:
-        fits = f"fits only if the allocator releases fragmented memory ({spare})"
     typer.echo(f"{payload['peak_memory_bytes'] / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB per device: {fits}")
 
 

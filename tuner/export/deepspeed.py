@@ -27,6 +27,7 @@ from tuner.export.parts import (
     describe_uneven_work,
     layers_of_parts,
     num_micro_batches,
+    with_facts_as_keys,
     without_experts,
 )
 from tuner.export.sequences import script_notes
@@ -53,7 +54,7 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
         *closing_notes(setting, config, "DeepSpeed", rule_sets=("megatron-deepspeed", "gpt-neox"), named=NAMED),
     )
     content: dict[str, Any] = {
-        "comments": [str(config), f"Versions: {VERSIONS}", *notes],
+        "comments": [],
         "train_batch_size": job.global_batch_size,
         "train_micro_batch_size_per_gpu": config.mbs,
         "gradient_accumulation_steps": num_micro_batches(setting, config),
@@ -70,6 +71,8 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
     if config.pp > 1 and config.recompute == "full":
         content["pipeline"] = {"activation_checkpoint_interval": 1}
     content |= _model_parallel(setting, config)
+    notes += with_facts_as_keys(content, setting, "deepspeed")
+    content["comments"] = [str(config), f"Versions: {VERSIONS}", *notes]
     return Export(target="deepspeed", text=json.dumps(content, indent=2, allow_nan=False) + "\n", notes=notes)
 
 

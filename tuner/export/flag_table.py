@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from costmodels.job.fact_words import numbers_of_values
 from hardware.io.errors import ConfigError, did_you_mean
 
 FlagValue = bool | int | str | tuple[int, ...] | tuple[str, ...] | None
@@ -27,6 +28,12 @@ class Flag:
 
     kind: Literal["switch", "number", "word", "numbers", "words"] = "number"
     choices: tuple[str, ...] = ()
+
+
+def fact_flags(framework: str) -> dict[str, Flag]:
+    """Return the flags of a framework that say facts of a run, as its parser declares them."""
+    kinds = {0: "switch", 1: "word"}
+    return {name: Flag(kind=kinds.get(most, "words")) for name, most in numbers_of_values(framework).items()}
 
 
 def read_flags(arguments: Sequence[str], table: Mapping[str, Flag]) -> dict[str, FlagValue]:

@@ -16,7 +16,7 @@ import yaml
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.flag_table import FlagValue, read_flags
+from tuner.export.flag_table import FlagValue, fact_flags, read_flags
 from tuner.export.megatron import export_megatron
 from tuner.export.megatron_flags import GLOBAL, MEGATRON_FLAGS, MICRO, SEQUENCE, underscored
 from tuner.export.parts import format_comments
@@ -33,7 +33,7 @@ _GROUPS = {"--recompute": "recompute", "--bf16": "precision", "--fp": "precision
 def export_flagscale(setting: Setting, config: ParallelConfig) -> Export:
     """Return the sections `system` and `model` of the file, without the keys that no configuration determines."""
     exported = export_megatron(setting, config)
-    values = read_flags(exported.arguments, MEGATRON_FLAGS)
+    values = read_flags(exported.arguments, MEGATRON_FLAGS | fact_flags("megatron"))
     system: dict[str, Any] = {}
     model: dict[str, Any] = {}
     for flag, value in values.items():

@@ -19,7 +19,14 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.deepspeed import offload_section, zero_notes
 from tuner.export.exporter import Export
-from tuner.export.parts import closing_notes, describe_uneven_work, format_comments, num_micro_batches, without_experts
+from tuner.export.parts import (
+    closing_notes,
+    describe_uneven_work,
+    format_comments,
+    num_micro_batches,
+    with_facts_as_keys,
+    without_experts,
+)
 from tuner.export.sequences import script_notes
 
 VERSIONS = "GPT-NeoX 2.0 and later; the keys that it hands on are checked with DeepSpeed 0.19.8"
@@ -62,6 +69,7 @@ def export_gpt_neox(setting: Setting, config: ParallelConfig) -> Export:
         *script_notes(setting, "GPT-NeoX"),
         *closing_notes(setting, config, "GPT-NeoX", rule_sets=("gpt-neox", "megatron-deepspeed"), named=NAMED),
     )
+    notes += with_facts_as_keys(content, setting, "deepspeed")
     comments = format_comments((str(config), f"Versions: {VERSIONS}", *notes))
     return Export(target="gpt-neox", text="\n".join([*comments, yaml.safe_dump(content, sort_keys=False)]), notes=notes)
 

@@ -41,6 +41,7 @@ def export_json(setting: Setting, config: ParallelConfig) -> Export:
             ],
         },
         "runtime": setting.runtime.name,
+        "facts": dict(setting.runtime.stated),
     }
     return Export(target="json", text=json.dumps(content, indent=2, allow_nan=False) + "\n")
 

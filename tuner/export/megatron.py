@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from costmodels.job.fact_words import written_words
+from costmodels.job.facts import FactValue
 from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
@@ -24,6 +26,7 @@ from tuner.export.parts import (
     describe_uneven_work,
     export_flags,
     layers_of_parts,
+    stated_facts,
     without_experts,
 )
 from tuner.export.sequences import megatron_sequences
@@ -58,11 +61,12 @@ def export_megatron(setting: Setting, config: ParallelConfig) -> Export:
     """Return a bash array of flags, which a pretrain script is called with."""
     return export_flags(
         "megatron",
-        megatron_parts(setting, config),
+        [*megatron_parts(setting, config), megatron_facts(setting)],
         array=ARRAY,
         head=(*head_comments(config), f"Versions: {VERSIONS}"),
         usage=f'torchrun ... pretrain_gpt.py "${{{ARRAY}[@]}}" ...',
         environment=environment(config, sharded=_sharded_stage(setting, config) >= 2),
+        stated=setting.runtime.stated,
         notes=closing_notes(setting, config, "Megatron-LM", rule_sets=("megatron", "mindspeed"), named=NAMED),
     )
 
@@ -199,12 +203,30 @@ def experts(setting: Setting, config: ParallelConfig) -> Part:
     flags = (
         f"--expert-model-parallel-size {config.ep}",
         f"--expert-tensor-parallel-size {config.expert_tp or config.tp}",
-        "--moe-token-dispatcher-type alltoall",
+        *written_words("megatron", [("dispatcher", _dispatcher(setting))]),
         # arguments.py: "Currently GroupedGEMM for MoE only supports bf16 dtype"
         *(("--moe-grouped-gemm",) if setting.job.precision in _WITH_BF16 else ()),
     )
     is_rejected = config.ep > 1 and setting.job.precision == "fp16"
     return Part(flags=flags, notes=("ep: Megatron-LM rejects expert parallelism in fp16",) if is_rejected else ())
+
+
+def _dispatcher(setting: Setting) -> FactValue:
+    """Return what sends tokens to their experts: as the study states it, else the all-to-all that profiles have."""
+    return dict(setting.runtime.stated).get("dispatcher", "alltoall")
+
+
+WRITTEN_ELSEWHERE = (
+    *("dispatcher", "overlaps_gradients", "overlaps_weight_gather", "offload_share", "sequence_parallel"),
+    *("layer_split", "layer_padding", "expert_imbalance"),
+)
+"""Facts that the flags of a layout express already, or that no flag may say: routing is balanced by force in benchmarks
+only."""
+
+
+def megatron_facts(setting: Setting) -> Part:
+    """Return the flags of the facts that the study states."""
+    return stated_facts(setting, "megatron", elsewhere=WRITTEN_ELSEWHERE)
 
 
 def batch(setting: Setting, config: ParallelConfig) -> Part:
@@ -261,7 +283,7 @@ def _offload(setting: Setting, config: ParallelConfig) -> Part:
     return Part(
         flags=(
             "--optimizer-cpu-offload",
-            "--optimizer-offload-fraction 1",
+            f"--optimizer-offload-fraction {setting.runtime.offload_share:g}",
             "--overlap-cpu-optimizer-d2h-h2d",
             "--use-precision-aware-optimizer",
         ),

@@ -21,6 +21,7 @@ from tuner.export.megatron import (
     environment,
     experts,
     head_comments,
+    megatron_facts,
     overlap_flags,
     tensor,
 )
@@ -47,6 +48,7 @@ def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
         _data_parallel(setting, config),
         _recompute(setting, config),
         _precision(setting),
+        megatron_facts(setting),
     ]
     return export_flags(
         "mindspeed",
@@ -55,6 +57,7 @@ def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
         head=(*head_comments(config), f"Versions: {VERSIONS}"),
         usage=f'torchrun ... pretrain_gpt.py --use-mcore-models "${{{ARRAY}[@]}}" ...',
         environment=environment(config, sharded=False),
+        stated=setting.runtime.stated,
         notes=closing_notes(setting, config, "MindSpeed-LLM", rule_sets=("mindspeed",), named=NAMED),
     )
 

@@ -18,7 +18,14 @@ from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
-from tuner.export.parts import closing_notes, describe_uneven_work, format_comments, num_micro_batches, without_experts
+from tuner.export.parts import (
+    closing_notes,
+    describe_uneven_work,
+    format_comments,
+    num_micro_batches,
+    with_facts_as_keys,
+    without_experts,
+)
 from tuner.export.sequences import script_notes
 
 VERSIONS = "nanotron 0.4, and its repository for the keys that a note names; checked with 0.4"
@@ -45,7 +52,7 @@ def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:
         parallelism["recompute_layer"] = True
     if config.cp * config.up > 1:
         parallelism["context_parallel_size"] = config.cp * config.up
-    content = {
+    content: dict[str, Any] = {
         "parallelism": parallelism,
         "tokens": {
             "sequence_length": job.sequence_length,
@@ -60,6 +67,7 @@ def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:
         *script_notes(setting, "nanotron"),
         *closing_notes(setting, config, "nanotron", rule_sets=("nanotron",), named=NAMED),
     )
+    notes += with_facts_as_keys(content, setting, "nanotron")
     text = "\n".join(
         [*format_comments((str(config), f"Versions: {VERSIONS}", *notes)), yaml.safe_dump(content, sort_keys=False)]
     )

@@ -20,7 +20,7 @@ from tuner.export.exporter import Export
 from tuner.export.flag_table import FlagValue, Values, read_flags
 from tuner.export.megatron import NAMED, megatron_parts
 from tuner.export.megatron_flags import FLAGS, MEGATRON_FLAGS, names_in
-from tuner.export.parts import closing_notes, format_comments
+from tuner.export.parts import closing_notes, format_comments, stated_facts
 from tuner.export.sequences import order_notes
 
 VERSIONS = "NeMo 2; checked with nemo_toolkit 2.7.3 and megatron-core 0.19.2"
@@ -45,7 +45,8 @@ DTYPES = {"bf16": "torch.bfloat16", "fp8": "torch.bfloat16", "nvfp4": "torch.bfl
 def export_nemo(setting: Setting, config: ParallelConfig) -> Export:
     """Return a Python function that sets the fields of a recipe that the configuration determines."""
     sequences = setting.job.sequences
-    parts = megatron_parts(replace(setting, job=setting.job.largest), config)
+    plain = replace(setting, job=setting.job.largest, runtime=replace(setting.runtime, stated=(), offload_share=1.0))
+    parts = [*megatron_parts(plain, config), stated_facts(setting, "nemo")]
     given = read_flags([word for part in parts for flag in part.flags for word in shlex.split(flag)], MEGATRON_FLAGS)
     notes = [*(note for part in parts for note in part.notes), *_notes(setting, config)]
     if sequences is not None:

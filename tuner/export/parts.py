@@ -6,11 +6,15 @@ import shlex
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
+from costmodels.job.fact_words import has_words, written_words
+from costmodels.job.facts import Told, shown
 from costmodels.job.parallel_config import DIMENSIONS, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import numbers_in_words
 from costmodels.step.pipeline.schedules import assign_layers
+from hardware.io.config_file import parse_yaml
 from hardware.launched_hosts import launched, launched_numbers
 from tuner.export.exporter import Export
 
@@ -62,17 +66,20 @@ def export_flags(
     head: Sequence[str],
     usage: str,
     environment: Environment = (),
+    stated: Told = (),
     notes: tuple[str, ...] = (),
 ) -> Export:
     """Format the parts as a bash array named `array`, between comments: `head` and all notes, then `usage`.
 
-    The environment holds the variables that the flags require; the value None removes a variable.
+    The environment holds the variables that the flags require; the value None removes a variable. Variables of facts
+    that the study states stand in the text alone: a trial has the environment of its study.
     """
     all_notes = (*(note for part in parts for note in part.notes), *notes)
-    flags = [flag for part in parts for flag in part.flags]
+    flags = list(dict.fromkeys(flag for part in parts for flag in part.flags))
     lines = [
         *format_comments((*head, *all_notes)),
         *(f"unset {name}" if value is None else f"export {name}={value}" for name, value in environment),
+        *(f"export {words}" for words in written_words("environment", stated)),
         f"{array}=(",
         *(f"    {flag}" for flag in flags),
         ")",
@@ -85,6 +92,37 @@ def export_flags(
         arguments=tuple(word for flag in flags for word in shlex.split(flag)),
         environment=environment,
     )
+
+
+def stated_facts(setting: Setting, framework: str, *, elsewhere: Collection[str] = ()) -> Part:
+    """Return the words of the facts that the study states, and notes on those that the framework has none for.
+
+    Args:
+        setting: Job, cluster and runtime of the study.
+        framework: Framework whose words they are.
+        elsewhere: Facts that other parts write.
+    """
+    told = [(name, value) for name, value in setting.runtime.stated if name not in elsewhere]
+    lacking = [
+        (name, value)
+        for name, value in told
+        if not has_words(framework, name, value) and not has_words("environment", name, value)
+    ]
+    notes = tuple(f"{name}: no flag says {shown(value)}; check that your program does it" for name, value in lacking)
+    return Part(flags=written_words(framework, [one for one in told if one not in lacking]), notes=notes)
+
+
+def with_facts_as_keys(content: dict[str, Any], setting: Setting, framework: str) -> tuple[str, ...]:
+    """Set the keys of the facts that the study states in a configuration, and return notes on those without a key."""
+    part = stated_facts(setting, framework)
+    for words in part.flags:
+        path, _, text = words.partition("=")
+        *sections, key = path.split(".")
+        inner = content
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[key] = parse_yaml(text)
+    return part.notes
 
 
 def layers_of_parts(setting: Setting, config: ParallelConfig) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from tuner.export.parts import (
     export_flags,
     layers_of_parts,
     num_micro_batches,
+    stated_facts,
     without_experts,
 )
 from tuner.export.sequences import torchtitan_sequences
@@ -66,10 +67,11 @@ def export_torchtitan(setting: Setting, config: ParallelConfig) -> Export:
     """
     return export_flags(
         "torchtitan",
-        torchtitan_parts(setting, config),
+        _with_facts(setting, torchtitan_parts(setting, config)),
         array=ARRAY,
         head=(str(config), f"Versions: {VERSIONS}"),
         usage=f'torchrun ... -m torchtitan.train --module ... --config ... "${{{ARRAY}[@]}}"',
+        stated=setting.runtime.stated,
         notes=closing_notes(setting, config, "torchtitan", rule_sets=("torchtitan",), named=NAMED),
     )
 
@@ -93,6 +95,13 @@ def torchtitan_parts(setting: Setting, config: ParallelConfig) -> list[Part]:
         _precision(setting),
         _recompute(setting, config),
     ]
+
+
+def _with_facts(setting: Setting, parts: list[Part]) -> list[Part]:
+    """Return the parts with the facts that the study states before the last, which ends the command."""
+    # 0.3 reduces gradients in float32 only, which no flag changes
+    stated = stated_facts(setting, "torchtitan", elsewhere=("gradient_message_bytes",))
+    return [*parts[:-1], stated, parts[-1]]
 
 
 def shards_of(config: ParallelConfig) -> int:

@@ -16,7 +16,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.flag_table import FlagValue, Values, read_flags
-from tuner.export.parts import closing_notes, format_comments, num_micro_batches
+from tuner.export.parts import closing_notes, format_comments, num_micro_batches, stated_facts
 from tuner.export.torchtitan import NAMED, torchtitan_parts
 from tuner.export.torchtitan_flags import (
     CONTEXT,
@@ -58,6 +58,7 @@ def export_torchtitan_main(setting: Setting, config: ParallelConfig) -> Export:
     notes = (
         *(note for part in parts for note in part.notes),
         *_notes(setting, config),
+        *stated_facts(setting, "torchtitan-main").notes,
         *closing_notes(setting, config, "torchtitan", rule_sets=("torchtitan",), named=NAMED),
     )
     head = (

@@ -12,6 +12,7 @@ from typing import Any
 
 from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from hardware.io.errors import ConfigError
+from tuner.imports.facts import facts_in_keys
 from tuner.imports.imported import Doubt, Imported, Unread
 from tuner.imports.keys import Keys, json_mapping
 
@@ -74,14 +75,16 @@ def import_deepspeed(text: str) -> Imported:
         job["offload"] = offload
     if batch:
         job["global_batch_size"] = batch
+    facts, unclear = facts_in_keys("deepspeed", mapping)
     return Imported(
         framework="deepspeed",
+        facts=facts,
         runtime="gpt-neox",
         job=job,
         degrees=degrees,
         open=open_keys,
         micro_batches=None if batch else rounds or 1,
-        unread=tuple(unread),
+        unread=(*unread, *unclear),
         doubts=tuple(doubts),
         notes=(
             "DeepSpeed's file does not say whether activations are recomputed: check job.recompute",
@@ -100,9 +103,7 @@ def _offload(keys: Keys) -> tuple[str, list[Unread]]:
     name = "zero_optimization.offload_optimizer"
     if not isinstance(keys.value(name), dict) or not keys.count("zero_optimization.stage", default=0, minimum=0):
         return "none", []
-    device, ratio = keys.text(f"{name}.device", default="none"), keys.value(f"{name}.ratio")
+    device = keys.text(f"{name}.device", default="none")
     if device not in ("none", "cpu"):
         return "none", [Unread(what=name, why=f"not modelled: {device}; read as none")]
-    if device == "cpu" and ratio not in (None, 1):
-        return "optimizer", [Unread(what=f"{name}.ratio", why="a part of the states is not modelled; read as all")]
     return ("optimizer" if device == "cpu" else "none"), []

@@ -118,6 +118,10 @@ class Flags:
         self._asked.add(name)
         return self._flags[name].values if name in self._flags else ()
 
+    def words(self, name: str) -> tuple[str, ...]:
+        """Return the values of a flag as the command spells them, without quotes."""
+        return tuple(value.text.strip("'\"") for value in self.values(name))
+
     def counts(self, name: str) -> tuple[int, ...]:
         """Return all values of a flag if every one of them is an integer, otherwise an empty tuple."""
         texts = [value.text for value in self.values(name)]

@@ -19,6 +19,7 @@ from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from costmodels.job.runtime import UNKNOWN
 from hardware.io.config_file import parse_yaml
 from hardware.io.errors import ConfigError
+from tuner.imports.facts import facts_in_keys
 from tuner.imports.imported import Doubt, Imported, Unread
 from tuner.imports.keys import Keys
 from tuner.imports.tokenizer_files import rows_of_files
@@ -118,8 +119,10 @@ def import_gpt_neox(text: str) -> Imported:
             unread.append(Unread(what="zero_optimization.offload_optimizer", why=why))
         else:
             job["offload"] = "optimizer"
+    facts, unclear = facts_in_keys("deepspeed", keys.mapping)
     return Imported(
         framework="gpt-neox",
+        facts=facts,
         runtime=runtime,
         model=model,
         missing=missing,
@@ -129,7 +132,7 @@ def import_gpt_neox(text: str) -> Imported:
         micro_batches=None if batch or "mbs" in open_keys else rounds,
         hosts=keys.count("num_nodes"),
         devices_per_host=keys.count("num_gpus"),
-        unread=tuple(unread),
+        unread=(*unread, *unclear),
         doubts=tuple(
             Doubt(flag=name, why=why) for name, why in _ASKED.items() if keys.value(name) not in (None, False)
         ),

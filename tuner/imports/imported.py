@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from costmodels.job.facts import FactValue
+
 if TYPE_CHECKING:
     from trials.command.slurm.jobs import Tasks
     from tuner.imports.log.steps import LogSteps
@@ -129,6 +131,7 @@ class Imported:
         micro_batches: Micro-batches per step on each replica; None if the file states the global batch instead.
         layers: Number of layers of each virtual stage if the file states them, otherwise empty.
         assignment: Uneven work as text of a configuration, or empty.
+        facts: Facts of the run that the file says, by their names in `costmodels.job.facts`.
         copies: Number of copies of the sharded training states: dp over dp_shard.
         hosts: Number of hosts that the file starts on; None if unknown.
         devices_per_host: Number of devices per host; None if unknown.
@@ -151,6 +154,7 @@ class Imported:
     micro_batches: int | None = None
     layers: tuple[int, ...] = ()
     assignment: str = ""
+    facts: Mapping[str, FactValue] = field(default_factory=dict)
     copies: int = 1
     hosts: int | None = None
     devices_per_host: int | None = None

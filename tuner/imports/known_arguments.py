@@ -1,8 +1,8 @@
 """Flags of a command that no importer reads: which are known, and what each may change.
 
 `megatron_arguments.yaml` lists the arguments of the known programs with their effects, but for those in the table of
-tuner/export/megatron_flags.py. A flag that neither lists belongs to a fork, or to the user's own program: its name
-alone says what it may be about.
+tuner/export/megatron_flags.py and those of facts (costmodels/catalog/facts.yaml). A flag that none of them lists
+belongs to a fork, or to the user's own program: its name alone says what it may be about.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from costmodels.job.fact_words import all_names
 from hardware.io.config_file import read_mapping
 from tuner.export.megatron_flags import FLAGS
 from tuner.imports.flags import Flags
@@ -119,7 +120,7 @@ def known_flags() -> frozenset[str]:
     listed = _listed()
     texts = [program.get(kind, "") for program in listed["programs"] for kind in ("modelled", "harmless")]
     names = {f"--{name}" for text in (*texts, listed["refused"]) for name in text.split()}
-    return frozenset(names | effects().keys() | FLAGS.keys())
+    return frozenset(names | effects().keys() | FLAGS.keys() | all_names("megatron") | all_names("mindspeed"))
 
 
 @functools.cache

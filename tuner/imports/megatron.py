@@ -14,6 +14,7 @@ from hardware.io.errors import ConfigError
 from tuner.imports import known_arguments, vocabulary
 from tuner.imports.bash.script import Script, read_script
 from tuner.imports.bash.texts import Argument
+from tuner.imports.facts import facts_in_environment, facts_in_flags
 from tuner.imports.flags import Flag, Flags, flag_name, flags_among
 from tuner.imports.imported import Imported, Unread
 from tuner.imports.megatron_command import command_of
@@ -61,11 +62,13 @@ def import_megatron(text: str, *, is_log: bool = False) -> Imported:
     described = import_flags(listed, program=name, beside=text, hidden=hidden, is_log=is_log)
     unread: list[Unread] = []
     hosts, devices_per_host = _devices(text, launch, unread)
+    command = None if launch is None else command_of(launch, script, runtime=described.runtime)
     return replace(
         described,
         hosts=hosts,
         devices_per_host=devices_per_host,
-        command=None if launch is None else command_of(launch, script, runtime=described.runtime),
+        command=command,
+        facts={**described.facts, **facts_in_environment(command.environment if command else ())},
         unread=(*described.unread, *unread, *(one.word for one in hidden), *_sourced(script)),
         notes=(*_defaulted(script), *described.notes),
     )
@@ -110,6 +113,11 @@ def import_flags(
     names = tuple(flag.name for flag in listed)
     unknown, further = known_arguments.unknown_flags(flags, () if is_log else names)
     told, doubts = known_arguments.unread_effects(flags, names, job, is_log=is_log)
+    frameworks = ("megatron", "mindspeed") if runtime == "mindspeed" else ("megatron",)
+    hidden_flags = {flag for one in hidden for flag in one.flags}
+    # on DeepSpeed, and in old versions, the absence of a flag says nothing
+    holds_more = runtime not in ("megatron-core", "mindspeed") or any(one.may_hold_more for one in hidden)
+    facts, unclear = facts_in_flags(flags, frameworks, hidden_flags, holds_more=holds_more)
     micro_batches = None if flags.has("--global-batch-size") else flags.count("--gas") or 1
     if micro_batches and found.absent("global_batch_size", 1, "--global-batch-size", "--gas") is None:
         micro_batches = None
@@ -125,7 +133,8 @@ def import_flags(
         micro_batches=micro_batches,
         layers=found.layers,
         copies=flags.count("--num-distributed-optimizer-instances") or 1,
-        unread=(*dict.fromkeys(flags.unread), *told),
+        facts=facts,
+        unread=(*dict.fromkeys((*flags.unread, *unclear)), *told),
         doubts=(*dict.fromkeys(flags.doubts), *doubts, *further),
         notes=(
             *_notes(flags, model, program),

@@ -170,9 +170,7 @@ def offload_of(found: Found, beside: str, *, is_mindspeed: bool) -> dict[str, st
 
     DeepSpeed's configuration file says it too.
     """
-    flags, name, part = found.flags, "--optimizer-cpu-offload", "--optimizer-offload-fraction"
-    has_part = flags.has(part)
-    flags.has("--use-precision-aware-optimizer")  # which offloading needs
+    flags, name = found.flags, "--optimizer-cpu-offload"
     if _reads_elsewhere(found, beside):
         found.open["offload"] = _ELSEWHERE
         return {}
@@ -187,9 +185,6 @@ def offload_of(found: Found, beside: str, *, is_mindspeed: bool) -> dict[str, st
     if is_mindspeed:
         flags.leave(name, "not modelled for MindSpeed: Meshtune assumes that the optimizer states stay on the device")
         return {}
-    fraction = flags.text(part) if has_part else "1"
-    if fraction is not None and not re.fullmatch(r"1(\.0*)?", fraction):
-        flags.leave(part, "a part of the states is not modelled; read as all")
     return {"offload": "optimizer"}
 
 

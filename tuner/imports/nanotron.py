@@ -13,6 +13,7 @@ from costmodels.job.hugging_face import model_from_hugging_face
 from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from hardware.io.config_file import parse_yaml
 from hardware.io.errors import ConfigError
+from tuner.imports.facts import facts_in_keys
 from tuner.imports.imported import Imported, Unread
 from tuner.imports.keys import Keys
 
@@ -72,15 +73,17 @@ def import_nanotron(text: str) -> Imported:
         "zero_stage": keys.count("optimizer.zero_stage", default=0, minimum=0),
         **({"sequence_parallel": mode == "REDUCE_SCATTER"} if tp > 1 else {}),
     }
+    facts, unclear = facts_in_keys("nanotron", loaded)
     return Imported(
         framework="nanotron",
         runtime="nanotron",
+        facts=facts,
         model=_model(keys, unread),
         job={key: value for key, value in job.items() if value is not None},
         degrees=degrees,
         open=open_keys,
         micro_batches=keys.number("tokens.batch_accumulation_per_replica", default=1),
-        unread=tuple(unread),
+        unread=(*unread, *unclear),
     )
 
 

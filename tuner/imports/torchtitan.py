@@ -20,7 +20,8 @@ from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from hardware.io.errors import ConfigError
 from tuner.imports.bash.script import Script, read_script
 from tuner.imports.bash.texts import Argument
-from tuner.imports.flags import Flags, flag_name, flags_among
+from tuner.imports.facts import facts_in_environment, facts_in_flags
+from tuner.imports.flags import Flag, Flags, flag_name, flags_among
 from tuner.imports.imported import Imported, LaunchCommand, Unread
 from tuner.imports.keys import Keys
 from tuner.imports.megatron import SIGNS as MEGATRON
@@ -47,11 +48,15 @@ _RECIPES: dict[str, dict[str, Any]] = {
     "llama3_8b": {
         "training": {"seq_len": 8192, "local_batch_size": 1},
         "activation_checkpoint": {"mode": "selective"},
+        "compile": {"enable": False},
+        "loss": {"num_chunks": 8},
         "parallelism": {"tensor_parallel_degree": 1, "pipeline_parallel_degree": 1, "context_parallel_degree": 1},
     },
     "llama3_70b": {
         "training": {"seq_len": 8192, "local_batch_size": 8},
         "activation_checkpoint": {"mode": "full"},
+        "compile": {"enable": False},
+        "loss": {"num_chunks": 8},
         "parallelism": {"tensor_parallel_degree": 8, "pipeline_parallel_degree": 1, "context_parallel_degree": 1},
     },
 }
@@ -77,10 +82,10 @@ _STATED_BY = {
     "cp": tuple(f"{section}.context_parallel_degree" for section in _UNDER),
 }
 """Keys that state what a recipe may set otherwise than torchtitan's defaults."""
+_SECTIONS = ("training", "parallelism", "activation_checkpoint", "model", "optimizer", "compile", "loss")
+"""Sections of which flags of a script are read."""
 _NOT_MODELLED = {
-    "parallelism.enable_async_tensor_parallel": "Meshtune assumes that tensor parallel transfers do not overlap",
-    "experimental.enable_async_tensor_parallel": "Meshtune assumes that tensor parallel transfers do not overlap",
-    "optimizer.early_step_in_backward": "Meshtune assumes that the optimizer runs after the last backward pass",
+    "optimizer.early_step_in_backward": "Meshtune assumes that the optimizer runs after the last backward pass"
 }
 _CHUNKS = {"interleaved1f1b": 2, "interleavedzerobubble": 2, "zbvzerobubble": 2, "dualpipev": 2, "loopedbfs": 2}
 """Default number of virtual stages per rank, by schedule (torchtitan distributed/pipeline_parallel.py)."""
@@ -123,9 +128,11 @@ def import_torchtitan(text: str, *, file: str = "") -> Imported:
     name = f"{keys.text('model.name', default=keys.text('module'))}.{keys.text('model.flavor')}".lower()
     named = re.sub(r"^([a-z0-9_]+?)_([0-9]+b)$", r"\1.\2", keys.text("config").lower())
     model = _MODELS.get(name) or _MODELS.get(named) or ""
+    facts, unclear = facts_in_flags(Flags(_as_flags(keys.mapping)), ("torchtitan",), holds_more=is_recipe)
     return Imported(
         framework="torchtitan",
         runtime="torchtitan",
+        facts={**facts, **facts_in_environment(command.environment if command else ())},
         model_name=model,
         job={name: value for name, value in job.items() if name not in open_keys},
         degrees={name: size for name, size in degrees.items() if name not in open_keys},
@@ -135,12 +142,26 @@ def import_torchtitan(text: str, *, file: str = "") -> Imported:
         hosts=None if devices is None else devices[0],
         devices_per_host=None if devices is None else devices[1],
         command=command,
-        unread=tuple(unread),
+        unread=(*unread, *unclear),
         doubts=tuple(doubts_about(mapping)),
         notes=()
         if model
         else (f"{keys.text('model.flavor') or 'the model'} is not in the catalog: name it with --model",),
     )
+
+
+def _as_flags(mapping: Mapping[str, Any]) -> list[Flag]:
+    """Return the keys of a configuration as the flags that state them."""
+    found = []
+    for section, keys in mapping.items():
+        for key, value in keys.items() if isinstance(keys, Mapping) else ():
+            if isinstance(value, bool):
+                name, words = (key if value else f"no_{key}"), []
+            else:
+                name, words = key, [",".join(map(str, value)) if isinstance(value, list) else str(value)]
+            texts = tuple(Argument(text=word, line=0) for word in words)
+            found.append(Flag(name=f"--{section}.{name}", line=0, values=texts))
+    return found
 
 
 def _is_toml(text: str) -> bool:
@@ -259,7 +280,7 @@ def _read(text: str, file: str) -> tuple[Mapping[str, Any], tuple[int, int] | No
             continue
         value = _parse_value(values[0].text) if values else not key.startswith("no_")
         key = key if values else key.removeprefix("no_")
-        if dot and section in ("training", "parallelism", "activation_checkpoint", "model", "optimizer"):
+        if dot and section in _SECTIONS:
             mapping.setdefault(section, {})[key] = value
         elif section in ("module", "config"):
             mapping[section] = value

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.facts import parse_facts
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.memory.peak import MEMORY_PARTS
@@ -39,7 +39,7 @@ class _Value(StrictModel):
     words: str | None = None
     removes: list[str] = Field(default_factory=list)
     keeps: bool = False
-    runtime: dict[str, Any] = Field(default_factory=dict)
+    facts: dict[str, Any] = Field(default_factory=dict)
     job: dict[str, Any] = Field(default_factory=dict)
     step: dict[str, Annotated[float, Field(gt=-1, lt=1000)]] = Field(default_factory=dict)
     memory: dict[str, Annotated[float, Field(ge=-1, lt=1000)]] = Field(default_factory=dict)
@@ -155,7 +155,6 @@ def _known(framework: str, name: str, entry: _Entry, sources: dict[str, str]) ->
 
 def _check_value(value: _Value) -> None:
     owned = {
-        "runtime": (value.runtime, RuntimeProfile.__dataclass_fields__),
         "job": (value.job, TrainingJob.__dataclass_fields__),
         "step": (value.step, BREAKDOWN),
         "memory": (value.memory, MEMORY_PARTS),
@@ -172,7 +171,7 @@ def _known_value(value: _Value) -> KnownValue:
         words=value.words,
         removes=tuple(value.removes),
         keeps=value.keeps,
-        runtime=tuple((name, _frozen(given)) for name, given in value.runtime.items()),
+        facts=parse_facts(value.facts),
         job=tuple((name, _frozen(given)) for name, given in value.job.items()),
         step=tuple(value.step.items()),
         memory=tuple(value.memory.items()),

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from costmodels.job.facts import with_facts
 from costmodels.job.parallel_config import ConfigGrid, KnobValue
 from costmodels.job.setting import Setting
 from costmodels.step.breakdown import BREAKDOWN
@@ -120,17 +121,16 @@ def _predicted_with(value: KnownValue, predicted: Predicted) -> tuple[FloatArray
     nothing = np.zeros(len(predicted.grid))
     if value.is_in_use(predicted.setting.job, predicted.setting.runtime):
         return nothing, nothing
-    setting = with_facts(predicted.setting, value)
+    setting = with_value(predicted.setting, value)
     memory = estimate_memory(setting, predicted.grid)
     step_s = estimate_step(setting, predicted.grid).step_time_s
     return np.log(step_s / predicted.unstalled_s), np.log(memory.needed_bytes / predicted.memory.needed_bytes)
 
 
-def with_facts(setting: Setting, value: KnownValue) -> Setting:
+def with_value(setting: Setting, value: KnownValue) -> Setting:
     """Return a setting in which a value's facts hold."""
-    facts: dict[str, Any] = dict(value.runtime)
     fields: dict[str, Any] = dict(value.job)
-    return replace(setting, runtime=replace(setting.runtime, **facts), job=replace(setting.job, **fields))
+    return replace(setting, runtime=with_facts(setting.runtime, value.facts), job=replace(setting.job, **fields))
 
 
 def _log_parts(value: KnownValue, predicted: Predicted) -> tuple[FloatArray, FloatArray]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from costmodels.job.facts import Told, profile_fields
 from costmodels.job.parallel_config import KnobValue
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
@@ -24,7 +25,7 @@ class KnownValue:
         words: Words of the command; None where the place takes the value as it is.
         removes: Flags of the framework's export that do not go with the value.
         keeps: Whether the export's own flags stand, and nothing is written.
-        runtime: Facts of the runtime's profile that the value makes true, by their names in `RuntimeProfile`.
+        facts: Facts of the run that the value makes true.
         job: Fields of the job that the value changes, by their names in `TrainingJob`.
         step: Published change of parts of the step, beside what follows from `runtime` and `job`.
         memory: Change of parts of memory, beside the same.
@@ -34,15 +35,18 @@ class KnownValue:
     words: str | None = None
     removes: tuple[str, ...] = ()
     keeps: bool = False
-    runtime: tuple[tuple[str, Any], ...] = ()
+    facts: Told = ()
     job: tuple[tuple[str, Any], ...] = ()
     step: Change = ()
     memory: Change = ()
 
     def is_in_use(self, job: TrainingJob, runtime: RuntimeProfile) -> bool:
         """Return whether a job and a profile already have what the value makes true."""
-        facts = [(runtime, name, value) for name, value in self.runtime] + [(job, name, v) for name, v in self.job]
-        return all(getattr(owner, name) == value for owner, name, value in facts)
+        stated = dict(runtime.stated)
+        is_stated = all(stated.get(name, value) == value for name, value in self.facts)
+        fields = [(runtime, name, value) for name, value in profile_fields(self.facts).items()]
+        fields += [(job, name, value) for name, value in self.job]
+        return is_stated and all(getattr(owner, name) == value for owner, name, value in fields)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +102,7 @@ class KnownKnob:
         """Return the value in use: that whose facts the job and the profile have, or the framework's default."""
         if self.starts_at_default:
             return self.values[0].value
-        stated = [known for known in self.values if known.runtime or known.job]
+        stated = [known for known in self.values if known.facts or known.job]
         in_use = [known.value for known in stated if known.is_in_use(job, runtime)]
         return in_use[0] if in_use else self.values[0].value
 

@@ -144,13 +144,17 @@ def check_meaning(request: StudyRequest, study: Study, *, but: str = "") -> None
     difference = first_difference(before, now)
     if difference is not None:
         key, old, new = difference
+        nearest = "give the study another name, or change the key back"
+        if key == "space.knobs" and isinstance(old, list) and old:
+            # what is recommended may change with the cost model
+            nearest += f"; its knobs were [{', '.join(str(knob['name']) for knob in old)}]"
         raise ConfigError(
             f"the stored study {request.name!r} was measured with {quote_value(old)}; its trials would no longer "
             "mean the same",
             file=request.file,
             key=key,
             value=new,
-            nearest="give the study another name, or change the key back",
+            nearest=nearest,
         )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from costmodels.calibration.fitting import fit_to_runs
 from costmodels.calibration.sources import MeasuredSetting
+from costmodels.job.facts import under_profile
 from costmodels.job.parallel_config import HAND, ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile, other_runtimes
 from costmodels.job.setting import Setting
@@ -192,7 +193,8 @@ def learn(past: Past, setting: Setting, *, on_progress: OnProgress = ignore_prog
         return None
     jobs = "1 job" if len(groups) == 1 else f"{len(groups)} jobs"
     on_progress(f"learning from {len(timed)} earlier runs of {jobs}")
-    runtime = fit_to_runs(timed, _widen_errors(setting.runtime))
+    # what the study states of its program is no constant to be fitted
+    runtime = under_profile(fit_to_runs(timed, _widen_errors(setting.runtime)), setting.runtime.stated)
     # residuals of fewer runs become observations of the surrogates, whose cost is cubic
     kept = tuple(_predict_group(part, runtime) for runs in groups for part in _group_by_setting(_thin(runs, MOST_KEPT)))
     samples: dict[str, list[PastSample]] = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from costmodels.job.facts import FactValue, Told, parse_facts
 from costmodels.job.setting import Setting
 from hardware.io.config_file import validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
@@ -165,6 +166,23 @@ class KnobCatalog:
             value=known.name,
             nearest=f"name it {self.name} in trial.files; {did_you_mean(self.name, self.files)}",
         )
+
+
+def facts_of_today(entries: Entries, rule_set: str, framework: str | None) -> Told:
+    """Return the facts of the values in use that a study states for known knobs.
+
+    Args:
+        entries: Entries of its `space.knobs`.
+        rule_set: Rule set of its runtime.
+        framework: Framework that its trials name; None if they name none.
+    """
+    name = framework_of(rule_set, framework)
+    told: dict[str, FactValue] = {}
+    for entry in entries if name and not isinstance(entries, str) else ():
+        if isinstance(entry, KnobKeys) and entry.catalog in known_knobs(name) and "today" in entry.model_fields_set:
+            value = known_knobs(name)[entry.catalog].value_of(entry.today)
+            told |= dict(value.facts) if value else {}
+    return parse_facts(told)
 
 
 def _placed(knob: Knob, known: KnownKnob | None) -> Knob:

@@ -25,6 +25,7 @@ from hardware.io.secret_texts import hide
 from trials.command.log_pattern import StepSize
 from tuner.imports import IMPORTERS, Imported, Present, present_of
 from tuner.imports.bash.script import with_arguments
+from tuner.imports.facts import facts_beyond
 from tuner.imports.flags import flag_name
 from tuner.imports.flagscale import join_files, train_file_of
 from tuner.imports.gpt_neox import merge_gpt_neox
@@ -177,6 +178,7 @@ def new_study(imported: Imported, added: Added, *, file: Path, out: Path, model_
             cluster=keys,
             file=file,
             measured=steps.measured if steps else None,
+            facts=facts_beyond(imported.facts, runtime, present.job, model),
         ),
         model_file=own_file,
         model_text="" if reference else model_text(model, file),

@@ -301,6 +301,13 @@ class StudyKeys(DocumentedModel):
     its steps resemble.
     """
 
+    facts: dict[str, Any] = Field(default_factory=dict)
+    """What is known of your program beyond the profile of its runtime, such as `{dispatcher: hybridep,
+    overlaps_experts: true}`; see [facts of a run](facts.md). `meshtune init` writes what a script or a log says.
+
+    Default: what the profile says
+    """
+
     space: SpaceKeys = SpaceKeys()
     """Configurations that are searched.
 

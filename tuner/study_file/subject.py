@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from costmodels.calibration.measured_runs import MeasuredGroup
+from costmodels.job.facts import parse_facts, with_facts
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import DIMENSIONS
 from costmodels.job.runtime import RuntimeProfile, find_runtime, read_profile
@@ -23,7 +24,7 @@ from tuner.plans.layer_planning import AUTO_PLANNER, LayerPlanning
 from tuner.space.enumeration import SpaceOptions, setting_for
 from tuner.study_file.exported_flags import flag_exporters
 from tuner.study_file.key_errors import under
-from tuner.study_file.known_knobs import KnobCatalog
+from tuner.study_file.known_knobs import KnobCatalog, facts_of_today
 from tuner.study_file.sequence_keys import read_sequences, rows_of_step
 from tuner.study_file.space_options import (
     build_options,
@@ -99,7 +100,9 @@ def _choose_own_step(keys: StudyKeys, model: OwnModelKeys, cluster: Cluster, fol
 
 def _choose_model(keys: StudyKeys, cluster: Cluster, base_dir: Path) -> Chosen:
     """Return a model of the catalog, or the rows of one that trials replay."""
-    runtime = under("runtime", lambda: _runtime(keys.runtime, base_dir))
+    profile = under("runtime", lambda: _runtime(keys.runtime, base_dir))
+    of_knobs = facts_of_today(keys.space.knobs, profile.rule_set, keys.trial.framework())
+    runtime = with_facts(with_facts(profile, parse_facts(keys.facts)), of_knobs)
     group = under("trial", lambda: keys.trial.measured_runs(base_dir))
     job = _job(keys, base_dir, group, runtime)
     for device in cluster.devices:
@@ -162,8 +165,8 @@ def _options(keys: SpaceKeys) -> SpaceOptions:
 def _check_keys(keys: StudyKeys, step: OwnStep) -> None:
     """Check that no key asks for what only a model of the catalog has."""
     nearest = f"leave it out: {step.factory} itself says what a step computes, and on how much data"
-    for key in ("job", "measured"):
-        if getattr(keys, key) is not None:
+    for key in ("job", "measured", "facts"):
+        if getattr(keys, key):
             raise ConfigError("belongs to models of the catalog, not to a step of your own", key=key, nearest=nearest)
     if "runtime" in keys.model_fields_set:
         raise ConfigError(

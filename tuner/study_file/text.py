@@ -31,6 +31,7 @@ def study_text(
     cluster: Mapping[str, Any],
     file: Path,
     measured: Measured | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the text of the study file; `file` is the framework's, for the comments."""
     uneven = re.findall(r"([a-z_]+)=", str(present.current.get("assignment", "")))
@@ -41,6 +42,7 @@ def study_text(
         f"cluster: {_flow(cluster)}",
         f"job: {_flow(present.job)}",
         f"runtime: {_scalar(imported.runtime)}",
+        *([f"facts: {_flow(facts)}  # what it does otherwise than the runtime's profile"] if facts else []),
         f"space: {_flow({'assignment': uneven})}  # work may be uneven, as it is today"
         if uneven
         else f"# space: {_flow({'recompute': _modes(present)})}  # searches a dimension that job: fixes",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, HAND, ConfigGrid, ParallelConfig, Value
+from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.step.memory.peak import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import StepEstimate, estimate_step, model_flops_utilisation
@@ -224,6 +225,10 @@ class AbstractModelSubject(AbstractSubject):
         model = job.pop("model")
         del runtime["layer_changes"]  # they follow from the other values
         del runtime["offload_modes"]  # each trial says which of them it has
+        del runtime["stated"]  # the fields of the profile say the same
+        for name, usual in RuntimeProfile.later_fields().items():
+            if runtime[name] == usual:
+                del runtime[name]  # as in studies from before there was the field
         del job["plan"]  # each trial says which it has
         if job["offload"] == "none":
             del job["offload"]  # as in studies from before there was the key

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from costmodels.job.parallel_config import DEGREES, ConfigGrid, ParallelConfig, Value
+from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig, Value
 from costmodels.job.setting import Setting
 from hardware.cluster import Cluster
 from trials.knobs.knob import Knob, today_of
@@ -14,6 +14,9 @@ from tuner.knobs.known_knob import KnownKnob
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.space.enumeration import Space, SpaceOptions
 from tuner.subject.contract import AbstractSubject
+
+_OF_LAYOUT = frozenset({*DEGREES, *FURTHER_DIMENSIONS})
+"""Names of the values of a layout; all others are those of knobs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -71,8 +74,9 @@ class Problem:
 
         All other dimensions are fixed by the job or, if trials can measure certain configurations only, by those.
         """
-        names = {knob.name for knob in self.knobs}
-        if names:
+        # a trial may have knobs that the study had when it ran, such as one that was recommended then
+        names = {name for name in values if name not in _OF_LAYOUT}
+        if names or self.knobs:
             knobs = tuple((name, value) for name, value in values.items() if name in names)
             values = {name: value for name, value in values.items() if name not in names}
             return self.with_knobs(replace(self._layout_of(values), knobs=knobs))

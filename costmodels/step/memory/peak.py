@@ -22,6 +22,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
@@ -97,11 +98,12 @@ class MemoryEstimate:
 
     @property
     def needed_bytes(self) -> FloatArray:
-        """Memory that the device must have [bytes], [n]: the peak without fragmentation.
+        """Memory that the device must have [bytes], [n]: the peak, with what its allocator fragments.
 
-        An allocator gives up its fragmented blocks if it must.
+        An allocator may give up blocks of which nothing is in use, but published jobs that would have needed that were
+        out of memory. Segments that grow have no such blocks (`RuntimeProfile.expandable_segments`).
         """
-        return np.asarray(self.peak_bytes - self.parts_bytes["fragmentation"])
+        return self.peak_bytes
 
     def fits(self, headroom: float) -> np.ndarray:
         """Return whether the needed memory leaves the share `headroom` of the device free [n]."""
@@ -457,7 +459,6 @@ def stage_needed_bytes(
     shapes, shape_of = unique_shapes(grid)
     passes = Passes.of(job, runtime, shapes, has_recomputed=bool(stages.again.any()))
     needed = passes.parts(stages, in_flight, shape_of)
-    del needed["fragmentation"]
     states = training_states(job, runtime, HeldWeights.of(job, grid, stages))
     return np.asarray(sum(needed.values()) + sum(states.values()))
 
@@ -520,22 +521,29 @@ def training_states(job: TrainingJob, runtime: RuntimeProfile, held: HeldWeights
     # ZeRO stages from which weights, gradients and optimizer states are sharded.
     sharded_from = (3, 1 if runtime.shards_gradients else 2, 1)
     kept, gradients, optimizer = (np.where(held.zero_stage >= first, held.shard, held.whole) for first in sharded_from)
-    # A runtime that trains in 16 bits keeps an fp32 master copy among the optimizer states. If it keeps fp32 weights
-    # instead, that copy is the weight itself.
     weight_bytes = 4 if runtime.fp32_weights else job.element_bytes
-    own_copy = weight_bytes - job.element_bytes if not job.is_single else 0
     # The bf16 weights may be halves of the fp32 copies of the states that a rank keeps (MindSpeed
     # docs/features/reuse-fp32-param.md: saves 2 bytes per parameter, over dp with the distributed optimizer).
     shared = job.element_bytes if job.shared_master_weights and not runtime.fp32_weights else 0
     single_layers = np.where(held.zero_stage == 3, held.gathered, held.shapes * runtime.fused_accumulation)
     # Offloaded states leave nothing on the device: tensors are converted on the host and copied into the weights.
-    optimizer = np.where(held.is_offloaded, 0.0, optimizer)
+    optimizer = np.where(held.is_offloaded, 1.0 - runtime.offload_share, 1.0) * optimizer
     return {
         "weights": weight_bytes * kept,
         "gradients": max(runtime.gradient_bytes, job.element_bytes) * gradients,
-        "optimizer": (job.optimizer_state_bytes - 2 * own_copy - shared + runtime.step_bytes) * optimizer,
+        "optimizer": (_state_bytes(job, runtime) - shared + runtime.step_bytes) * optimizer,
         "buffers": job.element_bytes * single_layers,
     }
+
+
+def _state_bytes(job: TrainingJob, runtime: RuntimeProfile) -> int:
+    """Return the bytes per parameter of the optimizer's states.
+
+    A runtime that trains in 16 bits keeps a copy of the weights among them. If it keeps fp32 weights instead, that copy
+    is the weight itself. Source: ZeRO (Rajbhandari et al. 2020), section 3.1: K = 12 for mixed-precision Adam.
+    """
+    moments = (runtime.first_moment_bytes, runtime.second_moment_bytes)[: len(OPTIMIZERS[job.optimizer].moments)]
+    return sum(moments) + (0 if job.is_single or runtime.fp32_weights else runtime.main_weight_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -571,11 +579,20 @@ def pipeline_ends(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid)
     handed_on = width * residual * job.model.hidden_size
     inputs = 3 * handed_on + np.where(residual < tokens, 2 * width * tokens * job.model.hidden_size, 0.0)
     table_gradient = width * layer_parameters(job, shapes).table
+    # A loss in parts has the logits of one part at a time. Beside them stand the head's gradient, to which every part
+    # adds, copies of the parts of its input, and that input's gradient in fp32 (torchtitan components/loss.py,
+    # ChunkedLossWrapper and GradAccumulator).
+    elements = elements / runtime.loss_chunks
+    if runtime.loss_chunks > 1:
+        inputs = inputs + (4 + width) * residual * job.model.hidden_size + table_gradient
+        table_left = np.zeros_like(table_gradient)
+    else:
+        table_left = table_gradient
     logits_at_loss = elements * (width if runtime.fused_cross_entropy else runtime.logit_bytes)
-    later = width * elements + table_gradient > logits_at_loss
+    later = width * elements + table_left > logits_at_loss
     return Ends(
         logits=np.where(later, width * elements, logits_at_loss),
-        beside_logits=inputs + np.where(later, table_gradient, 0.0),
+        beside_logits=inputs + np.where(later, table_left, 0.0),
         table_gradient=table_gradient,
         handed_on=handed_on,
     )
@@ -685,7 +702,9 @@ class Passes:
         The slack grows with all short-lived tensors. Gathered inputs of several micro-batches fragment the memory in
         addition.
         """
-        slack = self.runtime.activation_slack * dynamic
+        # segments that grow leave no holes of unlike sizes between short-lived tensors (PyTorch CUDACachingAllocator,
+        # expandable_segments)
+        slack = (0.0 if self.runtime.expandable_segments else self.runtime.activation_slack) * dynamic
         if not self.runtime.gathered_share:
             return slack
         # Every layer has one attention block, so these are the numbers of layers.

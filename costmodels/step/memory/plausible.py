@@ -101,13 +101,11 @@ class _Group:
         error: Error of memory under the profiles.
         members: Memory of passes under each profile.
         least: Least memory of passes under any of them; None if no bound holds.
-        slack: Largest share of the needed memory that fragmentation may add to it, under the profiles with a bound.
     """
 
     error: MemoryErrorModel
     members: tuple[Passes, ...]
     least: Passes | None
-    slack: float
 
 
 def _may_fit(
@@ -151,10 +149,8 @@ def _may_fit(
 
 def _grouped(passes: Sequence[Passes]) -> list[_Group]:
     """Group the profiles that one bound can serve; the others are alone."""
-    # gathered inputs may fragment the memory without bound
-    bounded = [own for own in passes if not own.runtime.gathered_share]
     by_error: dict[tuple[float, int | None], list[Passes]] = {}
-    for own in bounded:
+    for own in passes:
         error = memory_error_of(own.runtime)
         by_error.setdefault((error.scale, error.freedom), []).append(own)
     together = [members for members in by_error.values() if len(members) > 1]
@@ -168,7 +164,6 @@ def _group_of(members: Sequence[Passes]) -> _Group:
         error=memory_error_of(members[0].runtime),
         members=tuple(members),
         least=_least_passes(members) if len(members) > 1 else None,
-        slack=max(own.runtime.activation_slack for own in members),
     )
 
 
@@ -199,12 +194,11 @@ def _passes_bound(
 ) -> NDArray[np.bool_]:
     """Return whether a configuration may fit at the least memory that any profile of the group predicts [k].
 
-    The stage that counts is the fullest one, fragmentation included. It may need less than another stage, by the share
-    that fragmentation can add to the needed memory.
+    The stage that counts is the fullest one, to which fragmentation adds.
     """
     needed = least.moments(rows.stages, rows.in_flight, rows.shape).total()
     needed += np.min(states, axis=0).take(rows.weights, axis=1)
-    share = (needed / rows.smallest).max(axis=0) / (1 + group.slack)
+    share = (needed / rows.smallest).max(axis=0)
     return np.asarray(probability_of_fit(share, 1.0, headroom, group.error) >= LEAST_CHANCE)
 
 
@@ -214,4 +208,4 @@ def _needed_bytes(own: Passes, rows: _Rows, states: FloatArray) -> tuple[FloatAr
     needed = dynamic + states.take(rows.weights, axis=1)
     peak = needed + own.fragmentation(dynamic, rows.stages, rows.in_flight, rows.shape)
     fullest = (peak / rows.smallest).argmax(axis=0)
-    return needed[fullest, np.arange(len(fullest))], rows.smallest[fullest, 0]
+    return peak[fullest, np.arange(len(fullest))], rows.smallest[fullest, 0]

@@ -89,7 +89,9 @@ def optimizer_step_s(
     on_device = optimizer_pass_s(runtime, weights, local, memory_bandwidth)
     if not weights.is_offloaded.any():
         return on_device
-    return np.where(weights.is_offloaded, _on_host_s(job, runtime, weights, local, rates), on_device)
+    share = runtime.offload_share
+    partly = share * _on_host_s(job, runtime, weights, local, rates) + (1 - share) * on_device
+    return np.where(weights.is_offloaded, partly, on_device)
 
 
 def _on_host_s(

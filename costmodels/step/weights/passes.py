@@ -12,9 +12,9 @@ from costmodels.job.runtime import RuntimeProfile
 from costmodels.step.placement import LocalParameters, sharded_parameters
 from hardware.arrays import FloatArray
 
-OPTIMIZER_PASS_BYTES = 34
-"""Bytes that an Adam step moves per parameter it owns: gradient, master weight and two moments read (16), the last
-three written with the 16-bit weight (14), and the gradient read once more for its norm (4)."""
+GRADIENT_PASS_BYTES = 10
+"""Bytes that an Adam step moves per parameter it owns beside its states: the fp32 gradient read (4), and once more for
+its norm (4), and the 16-bit weight written (2)."""
 
 
 def accumulation_s(
@@ -41,7 +41,10 @@ def optimizer_pass_s(
     """
     # From ZeRO 1 on each rank updates its shard alone.
     owned = np.where(weights.zero_stage >= 1, sharded_parameters(weights, local), local.dense + local.expert)
-    return np.asarray(OPTIMIZER_PASS_BYTES * owned / (runtime.memory_efficiency * memory_bandwidth[:, None]))
+    # the optimizer's own weight and its moments are read and written
+    states = runtime.main_weight_bytes + runtime.first_moment_bytes + runtime.second_moment_bytes
+    moved = (GRADIENT_PASS_BYTES + 2 * states) * owned
+    return np.asarray(moved / (runtime.memory_efficiency * memory_bandwidth[:, None]))
 
 
 def _accumulated_bytes(runtime: RuntimeProfile, weights: ConfigGrid) -> FloatArray:

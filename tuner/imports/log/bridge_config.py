@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from hardware.io.errors import ConfigError
-from tuner.export.flag_table import Flag
+from tuner.export.flag_table import Flag, fact_flags
 from tuner.export.megatron_flags import FLAGS, names_in
 from tuner.imports.imported import Imported, Unread
 from tuner.imports.keys import Keys
@@ -64,6 +64,7 @@ class BridgeConfig(AbstractYamlFinder):
         if model.get("vocab_size") is None and self.vocab_size:
             model["vocab_size"] = int(self.vocab_size)  # of the tokenizer
         flags = [*_model_flags(model, keys), *_training_flags(model, keys)]
+        flags += _fact_flags(loaded | {"model": model}, {flag for flag, *_ in flags})
         imported = import_megatron(" \\\n".join(map(shlex.join, flags)), is_log=True)
         unread = [replace(one, line=None) for one in imported.unread]
         if model.get("pipeline_model_parallel_layout") is not None:
@@ -131,6 +132,32 @@ def _training_flags(model: Mapping[str, Any], keys: Keys) -> list[list[str]]:
     if keys.value("optimizer.optimizer_cpu_offload"):
         flags += [["--optimizer-cpu-offload"], ["--use-precision-aware-optimizer"]]
     return flags + _precision_flags(model, keys.value("mixed_precision"))
+
+
+def _fact_flags(loaded: Mapping[str, Any], given: Collection[str]) -> list[list[str]]:
+    """Return the flags of Megatron-LM for fields that say facts of the run, but for those that are given already."""
+    # of two sections that have a field, the later one counts
+    fields: dict[str, Any] = {}
+    for name in ("model", "ddp", "optimizer", "comm_overlap", "mixed_precision"):
+        section = loaded.get(name)
+        known = section.items() if isinstance(section, dict) else ()
+        fields |= {key: value for key, value in known if value is not None}
+    fields["grad_reduce_in_bf16"] = fields.get("grad_reduce_in_fp32") is False
+    fields["no_gradient_accumulation_fusion"] = fields.get("gradient_accumulation_fusion") is False
+    found = {}
+    for flag, declared in fact_flags("megatron").items():
+        value = fields.get(flag.removeprefix("--").replace("-", "_"))
+        words = _words_of(declared, list(map(_named, value)) if isinstance(value, list) else _named(value))
+        if flag not in given and words is not None:
+            found[flag] = words
+    return [[flag, *words] for flag, words in found.items()]
+
+
+def _named(value: Any) -> Any:
+    """Return the name of a type or of a member of an enumeration, a number with a point as text, others as they are."""
+    if isinstance(value, dict):
+        return value.get("_name_", None if value.get("_call_") else value.get("_target_"))
+    return str(value) if isinstance(value, float) else value
 
 
 def _precision_flags(model: Mapping[str, Any], mixed: Any) -> list[list[str]]:

@@ -35,7 +35,11 @@ _BUILDS = re.compile(r"^\s*building (\w+) model\b", re.IGNORECASE)
 
 _RENAMED = {name: flag for flag, name in names_in("printed").items()}
 """Flag of an argument that is stored under another name."""
-_WHEN_FALSE = {"add_bias_linear": "--disable-bias-linear", "add_position_embedding": "--no-position-embedding"}
+_WHEN_FALSE = {
+    "add_bias_linear": "--disable-bias-linear",
+    "add_position_embedding": "--no-position-embedding",
+    "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion",
+}
 """Flag that an argument of False stands for."""
 _LEFT_OUT = {
     "num_layers_per_virtual_pipeline_stage",  # both are resolved to virtual_pipeline_model_parallel_size

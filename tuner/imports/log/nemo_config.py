@@ -63,7 +63,9 @@ class NemoConfig(AbstractYamlFinder):
         unread = [replace(one, line=None) for one in imported.unread]
         if keys.value("model.mcore_gpt") is not True:
             unread.append(Unread(what="model.mcore_gpt", why="is not set; read as a model of megatron-core"))
-        return replace(imported, hosts=hosts, devices_per_host=per_host, unread=tuple(unread), notes=(), command=None)
+        # NeMo has other names for facts, which are not read
+        imported = replace(imported, facts={}, unread=tuple(unread), notes=(), command=None)
+        return replace(imported, hosts=hosts, devices_per_host=per_host)
 
 
 def _flags(keys: Keys) -> list[list[str]]:

@@ -153,7 +153,10 @@ class TorchtitanLines(AbstractFinder):
             sections["activation_checkpoint"] = {"mode": "none"}
         if self._has_float8:
             sections["model"]["converters"] = ["float8"]
+        sections |= {name: dict(self._of_printed(name)) for name in ("compile", "loss")}
         imported = import_torchtitan(_toml(sections))
+        if self._printed is None:
+            imported = replace(imported, facts={})  # lines alone do not say what is off
         degrees = dict(imported.degrees)
         if self._stages is not None:
             degrees["vpp"] = max(1, self._stages // degrees["pp"])

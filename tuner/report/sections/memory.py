@@ -32,7 +32,7 @@ def memory_section(data: ReportData) -> Html:
     headroom = data.problem.options.memory_headroom
     words = (
         f"Predicted peak of the fullest device by part; it has {gibibytes(capacity)}, of which {percent(headroom)} "
-        "must stay free. Fragmentation may exceed the limit: the allocator can release it. A diamond is the "
+        "must stay free, fragmentation counted. A diamond is the "
         "measured peak."
     )
     figure = stacked_bars(bars, axis="memory [GiB]", unit="GiB", limits=dict([_limit(capacity, headroom)]))

@@ -132,7 +132,7 @@ def test_a_row_states_its_runtime_network_and_kernels(write):
     stating, silent = read(write(STATED, {}, columns=ALL_COLUMNS))
     (part,) = read(write({"attention": "flash"}, columns=(*COLUMNS, "attention")))
 
-    facts = {"fused_attention": False, "gradient_bytes": 2, "layer_split": "balanced", "overlaps_gradients": False}
+    facts = {"attention": "unfused", "overlaps_gradients": False, "gradient_bytes": 2, "layer_split": "balanced"}
     assert stating.stated == StatedSetup(
         runtime="torchtitan",
         devices_per_host=4,
@@ -142,7 +142,7 @@ def test_a_row_states_its_runtime_network_and_kernels(write):
         memory="allocated",
     )
     assert silent.stated == NOTHING
-    assert part.stated == StatedSetup(facts=(("fused_attention", True),))
+    assert part.stated == StatedSetup(facts=(("attention", "flash"),))
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ def test_a_row_states_its_runtime_network_and_kernels(write):
         ({"facts": "overlaps_gradients"}, r"facts = 'overlaps_gradients': must be NAME=VALUE"),
         (
             {"facts": "overlap_gradients=true"},
-            r"facts\.overlap_gradients = 'true': .* did you mean 'overlaps_gradients'",
+            r"facts\.overlap_gradients: .* did you mean 'overlaps_gradients'",
         ),
         ({"facts": "overlaps_ring=1"}, r"facts\.overlaps_ring = '1': is not among its values; valid: false, true"),
         ({"facts": "gradient_bytes=0"}, r"facts\.gradient_bytes = '0': must be a whole number from 1"),
-        ({"facts": "matmul_efficiency=1"}, r"facts\.matmul_efficiency = '1': is no fact that a row can state"),
+        ({"facts": "matmul_efficiency=1"}, r"facts\.matmul_efficiency: is no fact of a run"),
         ({"facts": "overlaps_ring=true;overlaps_ring=true"}, r"facts\.overlaps_ring = 'true': states the fact twice"),
         (
             {"facts": "fused_attention=true", "attention": "unfused"},

@@ -31,13 +31,11 @@ def predicted(problem):
 def test_it_is_what_the_models_say(problem, predicted):
     """Step times, need, capacity and peak are those of estimate_step and estimate_memory.
 
-    The shares of what a candidate needs are none below zero; those of all parts but fragmentation, which an allocator
-    gives up, sum to one. Memory that the caller gives is believed.
+    The shares of what a candidate needs are none below zero, and sum to one. Memory that the caller gives is believed.
     """
     measured, grid = problem
     memory = estimate_memory(measured.setting, grid)
     step = estimate_step(measured.setting, grid, memory=memory)
-    is_needed = [part != "fragmentation" for part in MEMORY_PARTS]
 
     assert np.array_equal(predicted.step_time_s, step.step_time_s)
     assert np.array_equal(predicted.needed_bytes, memory.needed_bytes)
@@ -48,7 +46,7 @@ def test_it_is_what_the_models_say(problem, predicted):
     assert predicted.constant_effects.shape == (len(grid), len(measured.setting.runtime.log_errors))
     assert predicted.memory_shares.shape == (len(predicted), len(MEMORY_PARTS))
     assert (predicted.memory_shares >= 0).all()
-    assert predicted.memory_shares[:, is_needed].sum(axis=1) == pytest.approx(1.0)
+    assert predicted.memory_shares.sum(axis=1) == pytest.approx(1.0)
     small = predict(measured, grid, memory=replace(memory, capacity_bytes=0.5 * memory.capacity_bytes))
     assert np.array_equal(small.needed_bytes, predicted.needed_bytes)
     assert np.array_equal(small.capacity_bytes, 0.5 * predicted.capacity_bytes)

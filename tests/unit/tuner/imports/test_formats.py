@@ -325,18 +325,14 @@ def test_deepspeed_files():
         ('"stage": 1, "offload_optimizer": {"device": "none"}', None, []),
         ('"stage": 0, "offload_optimizer": {"device": "cpu"}', None, []),
         ('"stage": 3, "offload_optimizer": {"device": "nvme"}', None, ["zero_optimization.offload_optimizer"]),
-        (
-            '"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}',
-            "optimizer",
-            ["zero_optimization.offload_optimizer.ratio"],
-        ),
+        ('"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.3}', "optimizer", []),
         ('"stage": 3, "offload_param": {"device": "cpu"}', None, ["zero_optimization.offload_param.device"]),
         ('"stage": 3, "zero_hpz_partition_size": 8', None, ["zero_optimization.zero_hpz_partition_size"]),
         ('"stage": 3, "zero_hpz_partition_size": 1, "offload_param": {"device": "none"}', None, []),
     ],
 )
 def test_what_deepspeed_offloads(zero, offload, unread):
-    """All states on the host are read; ZeRO 0 offloads nothing, and NVMe, parts and weights are not modelled."""
+    """States on the host are read; ZeRO 0 offloads nothing, and NVMe and weights are not modelled."""
     imported = read("deepspeed", f'{{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {{{zero}}}}}')
 
     assert imported.job.get("offload") == offload
@@ -348,14 +344,14 @@ def test_what_deepspeed_offloads(zero, offload, unread):
     [
         ("--optimizer-cpu-offload", "optimizer", []),
         ("--optimizer-cpu-offload --optimizer-offload-fraction 1.0", "optimizer", []),
-        ("--optimizer-cpu-offload --optimizer-offload-fraction 0.5", "optimizer", ["--optimizer-offload-fraction"]),
+        ("--optimizer-cpu-offload --optimizer-offload-fraction 0.5", "optimizer", []),
         ("--optimizer-offload-fraction 0.5", None, []),
         ("--optimizer-cpu-offload --use-fused-rmsnorm", None, ["--optimizer-cpu-offload"]),
         ("--cpu-offloading", None, ["--cpu-offloading"]),
     ],
 )
 def test_what_megatron_offloads(flags, offload, unread):
-    """All states of the optimizer on the host are read; parts of them, MindSpeed's and activations are not modelled."""
+    """States of the optimizer on the host are read; MindSpeed's and activations are not modelled."""
     imported = read("megatron", f"--tensor-model-parallel-size 1 --micro-batch-size 1 {flags}")
 
     assert imported.job.get("offload") == offload

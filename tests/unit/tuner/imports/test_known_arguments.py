@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from costmodels.job.fact_words import all_names
 from hardware.io.errors import ConfigError
 from tests.unit.tuner.imports.test_megatron_models import read
 from tuner import imports
@@ -17,6 +18,7 @@ from tuner.study_file.answers import Added, check_complete, open_doubts, parse_i
 FOLDER = Path(imports.__file__).parent
 LISTED = yaml.safe_load((FOLDER / "megatron_arguments.yaml").read_text(encoding="utf-8"))
 IN_TABLE = {flag.removeprefix("--"): row for flag, row in FLAGS.items()}
+OF_FACTS = {name.removeprefix("--") for name in all_names("megatron") | all_names("mindspeed")}
 MODELLED = sorted(
     {name for one in LISTED["programs"] for name in one.get("modelled", "").split()}
     | {name for name, row in IN_TABLE.items() if row.exports == "none"}
@@ -37,8 +39,8 @@ def test_every_argument_stands_once():
     with_effects = [name.removeprefix("--") for name in effects()]
 
     assert [name for name, times in Counter(names + with_effects).items() if times > 1] == []
-    assert set(names) & IN_TABLE.keys() == set()
-    assert len(known_flags()) == len(names) + len(IN_TABLE.keys() | set(with_effects))
+    assert set(names) & (IN_TABLE.keys() | OF_FACTS) == set()
+    assert len(known_flags()) == len(names) + len(IN_TABLE.keys() | OF_FACTS | set(with_effects))
 
 
 def test_what_counts_as_modelled_is_asked_for():
@@ -88,10 +90,9 @@ def test_unknown_flags_are_listed_by_name():
     ("flags", "expected"),
     [
         ("--swap-optimizer", {"--swap-optimizer": ""}),
-        ("--main-grads-dtype bf16", {"--main-grads-dtype": ""}),
-        ("--main-grads-dtype fp32 --spec local --cpu-offloading-num-layers 0", {}),
-        ("--attention-backend unfused", {"--attention-backend": ""}),
-        ("--attention-backend flash", {}),
+        ("--megatron-fsdp-main-grads-dtype bf16", {"--megatron-fsdp-main-grads-dtype": ""}),
+        ("--main-grads-dtype bf16 --spec local --cpu-offloading-num-layers 0", {}),
+        ("--attention-backend unfused", {}),
         ("--use-checkpoint-args", {"--use-checkpoint-args": ""}),
         ("--recompute-norm", {"--recompute-norm": "recompute"}),
         ("--recompute-norm --recompute-granularity full", {}),

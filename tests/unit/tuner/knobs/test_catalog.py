@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from costmodels.job.fact_words import read_facts
+from costmodels.job.facts import facts
 from costmodels.job.runtime import find_runtime
 from hardware.io.errors import ConfigError
 from tests.unit.tuner.export.test_export import setting_of
@@ -113,3 +115,39 @@ def test_keys_of_deepspeed_exist():
     for key in keys:
         name = key.removeprefix("zero_optimization.")
         assert f"    {name}: " in text or f'alias="{name}"' in text, key
+
+
+NO_KNOBS = {
+    "attention": "kernels that are not fused are slower everywhere",
+    "fused_cross_entropy": "Transformer Engine's loss is switched off in this version of Megatron-LM",
+    "expert_imbalance": "routing that is balanced by force trains nothing",
+    "vocabulary_multiple": "it changes the model",
+}
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+def test_what_a_framework_can_be_told_is_a_knob(framework):
+    """Each fact for which a framework has a word or a variable is stated by the values of one of its knobs."""
+    stated = {name for known in known_knobs(framework).values() for value in known.values for name, _ in value.facts}
+    told = {fact.name for fact in facts().values() if {framework, "environment"} & fact.written.keys()}
+    missing = told - stated - NO_KNOBS.keys()
+
+    # torchtitan 0.3 reduces gradients in float32 only
+    assert missing <= ({"expandable_segments", "gradient_message_bytes"} if framework == "torchtitan" else set())
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+def test_words_of_knobs_say_their_facts(framework):
+    """The words of a knob's value are read as the facts that the value states."""
+    for known in known_knobs(framework).values():
+        for value in known.values:
+            flag = f"{known.flag} {value.value}" if known.flag and value.value is not None else ""
+            words = flag if value.words is None else value.words
+            given = {}
+            for part in words.split("--")[1:]:
+                name, *values = part.split()
+                given[f"--{name}"] = tuple(values)
+            told, unclear = read_facts(framework, given)
+            assert not unclear
+            for name, held in value.facts:
+                assert told.get(name, held) == held, (known.name, value.value)

@@ -170,6 +170,43 @@ def test_bridges_configuration_means_what_megatrons_flags_mean(nested):
     assert same(found, wanted, "job", "degrees", "model", "missing", "open", "hosts", "devices_per_host", "unread")
 
 
+def test_bridges_configuration_says_facts():
+    """Fields of all its sections, with types and members of enumerations as mappings, say what the run does."""
+    bf16 = {"_target_": "torch.bfloat16", "_call_": False}
+    model = BRIDGE["model"] | {
+        "moe_token_dispatcher_type": "flex",
+        "moe_flex_dispatcher_backend": "hybridep",
+        "cuda_graph_impl": "transformer_engine",
+        "cuda_graph_modules": [
+            {"_target_": "megatron.core.CudaGraphModule", "_call_": True, "_args_": [at], "_name_": name}
+            for at, name in enumerate(("attn", "moe_router", "moe_preprocess"))
+        ],
+        "gradient_accumulation_fusion": False,
+    }
+    changed = {
+        "model": model,
+        "ddp": BRIDGE["ddp"] | {"overlap_grad_reduce": True, "grad_reduce_in_fp32": True},
+        "optimizer": BRIDGE["optimizer"] | {"exp_avg_dtype": bf16, "optimizer_offload_fraction": 0.5},
+        "comm_overlap": {"overlap_moe_expert_parallel_comm": True},
+        "mixed_precision": {"bf16": True, "grad_reduce_in_fp32": False},
+    }
+    facts = read(bridge_lines(BRIDGE | changed)).facts
+
+    expected = {
+        "dispatcher": "hybridep",
+        "overlaps_experts": True,
+        "captured_graph": "attention+router",
+        "fused_accumulation": False,
+        "overlaps_gradients": True,
+        "overlaps_weight_gather": False,
+        "gradient_bytes": 2,
+        "first_moment_bytes": 2,
+        "second_moment_bytes": 4,
+        "offload_share": 0.5,
+    }
+    assert {name: facts.get(name) for name in expected} == expected
+
+
 def test_bridges_last_configuration_counts():
     """A script prints its recipe, and again what the command line made of it."""
     changed = BRIDGE | {"train": {"global_batch_size": 512, "micro_batch_size": 2}}
