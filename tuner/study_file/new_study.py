@@ -29,6 +29,7 @@ from tuner.imports.flagscale import join_files, train_file_of
 from tuner.imports.gpt_neox import merge_gpt_neox
 from tuner.imports.imported import Doubt, Unread
 from tuner.imports.log import Measured, StepsRead, import_log
+from tuner.imports.trial_words import on_hosts
 from tuner.imports.without_secrets import without_secrets
 from tuner.study_file.answers import Added, check_complete, is_ignored
 from tuner.study_file.text import model_text, study_text
@@ -159,6 +160,8 @@ def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, mod
         present = present_of(imported, devices=cluster.num_devices, model=model, runtime=runtime)
     except ConfigError as error:
         raise error.in_file(str(file)) from None
+    if imported.command is not None:
+        imported = replace(imported, command=on_hosts(imported.command, cluster.num_hosts))
     own_file = "" if reference else f"{name}-model.yaml"
     steps = _read_steps(imported, present, cluster.num_devices)
     if steps is not None:
