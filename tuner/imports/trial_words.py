@@ -37,6 +37,7 @@ _OF_TORCHRUN: Mapping[str, tuple[str, str]] = {
     "--rdzv-id": ("{trial}", MEETING),
 }
 _ALONE = "--standalone"
+_END = Argument(text="", line=0)
 ValueOf = Callable[[str, Argument], tuple[str, str] | None]
 """Function that returns the value of a flag in a trial with the reason; None for the script's own."""
 _OF_MPI: Mapping[str, tuple[str, str]] = {
@@ -163,9 +164,15 @@ def _launcher_words(launch: Launch) -> tuple[list[str], tuple[int, int] | None, 
 
     def exchanged(words: Sequence[Argument], value_of: ValueOf) -> list[str]:
         texts, flag = [], ""
-        for word in words:
+        for word in (*words, _END):
             name = flag_of(word.text) if word.text.startswith("-") else ""
             own, equals, value = word.text.partition("=")
+            # a command that counts devices prints nothing away from them, so the flag before has no value
+            if flag and (name or word is _END) and (counted := value_of(flag, _END)):
+                texts.append(counted[0])
+                reasons[flag] = counted[1]
+            if word is _END:
+                break
             # the value of a flag stands behind its equals sign, or is the next word
             flag, given = (name, value if equals else None) if name else (flag, word.text)
             new = value_of(flag, replace(word, text=given)) if flag and given is not None else None
