@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from collections.abc import Sequence
@@ -66,12 +67,13 @@ def files_among(words: tuple[str, ...], directory: Path) -> dict[str, str]:
     Names are relative to the directory, or to a folder that another word names, as GPT-NeoX's launcher takes them.
     """
     found = {}
-    folders = [directory, *(directory / word for word in words if "\0" not in word and (directory / word).is_dir())]
+    # a list of numbers is longer than any name, which pathlib refuses to look for
+    folders = [directory, *(directory / word for word in words if os.path.isdir(directory / word))]  # noqa: PTH112
     for word in words:
         name = word.rpartition("=")[2] if word.startswith("-") else word
         if not name.endswith(CONFIGURATIONS):
             continue
-        path = next((folder / name for folder in folders if (folder / name).is_file()), directory / name)
+        path = next((folder / name for folder in folders if os.path.isfile(folder / name)), directory / name)  # noqa: PTH113
         try:
             if path.is_file() and path.stat().st_size <= MOST_BYTES:
                 found[name] = path.read_text(encoding="utf-8")

@@ -83,6 +83,7 @@ class LaunchCommand:
             has a program of another kind.
         reasons: Reasons for the words of the script that a trial changes, by the flag.
         launch: Whether a trial starts the command on every host, or once.
+        torchrun: Positions in `arguments` at which the flags of torchrun begin and end; None without torchrun.
         environment: Environment variables that the script exports with known values.
         unknown: Distinct reasons for unknown arguments; empty if the whole command is known.
         left_out: Flags of the script that a trial must not have.
@@ -101,6 +102,7 @@ class LaunchCommand:
     words: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     launch: Literal["per_host", "once"] = "per_host"
+    torchrun: tuple[int, int] | None = None
     environment: tuple[tuple[str, str], ...]
     unknown: tuple[str, ...]
     left_out: tuple[str, ...]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from trials.command.own_words import flag_of
+from trials.command.own_words import flag_of, segments_of
 from trials.command.placeholders import escape_braces
 from tuner.imports.bash.script import Script
 from tuner.imports.bash.texts import Argument
@@ -36,6 +36,8 @@ _OF_TORCHRUN: Mapping[str, tuple[str, str]] = {
     "--rdzv-endpoint": (f"{_ADDRESS}:{_PORT}", MEETING),
     "--rdzv-id": ("{trial}", MEETING),
 }
+_ALONE = "--standalone"
+_END = Argument(text="", line=0)
 ValueOf = Callable[[str, Argument], tuple[str, str] | None]
 """Function that returns the value of a flag in a trial with the reason; None for the script's own."""
 _OF_MPI: Mapping[str, tuple[str, str]] = {
@@ -103,7 +105,7 @@ def launch_command(
         reasons: Reasons for other changed arguments, by the flag.
         unknown: Reasons why parts of the command are unknown.
     """
-    begin, changes, hidden = _launcher_words(launch)
+    begin, torchrun, changes, hidden = _launcher_words(launch)
     environment, of_variables, not_copied = _environment_of(script)
     directory, moves = _directory_of(script, launch)
     starter = launch.starter
@@ -116,6 +118,7 @@ def launch_command(
         words=tuple(escape_braces(word.text) for word in words),
         reasons={**changes, **{flag_of(flag): why for flag, why in (left_out | reasons).items()}, **of_variables},
         launch="once" if starter == "mpirun" and slurm is None else "per_host",
+        torchrun=torchrun,
         environment=environment,
         unknown=tuple(dict.fromkeys((*unknown, *hidden, *(slurm.unknown if slurm else ())))),
         left_out=tuple(left_out),
@@ -126,16 +129,50 @@ def launch_command(
     )
 
 
-def _launcher_words(launch: Launch) -> tuple[list[str], dict[str, str], list[str]]:
-    """Return the words of a trial's command up to its arguments, the reasons for changes, and for unknown words."""
+def on_hosts(command: LaunchCommand, hosts: int) -> LaunchCommand:
+    """Return the command with the flags of torchrun that trials on so many hosts need beside the script's.
+
+    Each trial has a port of its own. A script of one host may name neither the hosts nor their ranks, or be
+    `--standalone`; every host would train alone if the study has several.
+    """
+    if command.torchrun is None:
+        return command
+    begin, end = command.torchrun
+    own = segments_of(command.arguments[begin:end])
+    given = {one.name for one in own}
+    needed = ("--nnodes",) if hosts > 1 else ()
+    if "--rdzv-endpoint" not in given and (hosts > 1 or _ALONE not in given):
+        needed += ("--node-rank", "--master-addr", "--master-port") if hosts > 1 else ("--master-port",)
+    missing = [name for name in needed if name not in given]
+    flags = [word for one in own if hosts == 1 or one.name != _ALONE for word in one.words]
+    flags += [f"{name}={_OF_TORCHRUN[name][0]}" for name in missing]
+    return replace(
+        command,
+        arguments=(*command.arguments[:begin], *flags, *command.arguments[end:]),
+        torchrun=(begin, begin + len(flags)),
+        reasons={**command.reasons, **{name: _OF_TORCHRUN[name][1] for name in missing}, _ALONE: HOSTS},
+    )
+
+
+def _launcher_words(launch: Launch) -> tuple[list[str], tuple[int, int] | None, dict[str, str], list[str]]:
+    """Return the words of a trial's command up to its arguments, and the place of torchrun's flags among them.
+
+    The reasons for changes and for unknown words follow.
+    """
     reasons: dict[str, str] = {}
     unknown: list[str] = []
 
     def exchanged(words: Sequence[Argument], value_of: ValueOf) -> list[str]:
         texts, flag = [], ""
-        for word in words:
+        for word in (*words, _END):
             name = flag_of(word.text) if word.text.startswith("-") else ""
             own, equals, value = word.text.partition("=")
+            # a command that counts devices prints nothing away from them, so the flag before has no value
+            if flag and (name or word is _END) and (counted := value_of(flag, _END)):
+                texts.append(counted[0])
+                reasons[flag] = counted[1]
+            if word is _END:
+                break
             # the value of a flag stands behind its equals sign, or is the next word
             flag, given = (name, value if equals else None) if name else (flag, word.text)
             new = value_of(flag, replace(word, text=given)) if flag and given is not None else None
@@ -151,22 +188,9 @@ def _launcher_words(launch: Launch) -> tuple[list[str], dict[str, str], list[str
     wrappers = exchanged(launch.wrappers, _of_mpi if launch.starter == "mpirun" else _as_it_is)
     launcher = exchanged(launch.launcher, _as_it_is)
     flags = exchanged(launch.launcher_words, _of_torchrun if launch.starter == "torchrun" else _as_it_is)
-    if launch.starter == "torchrun":
-        for name in _missing(launch):
-            value, reasons[name] = _OF_TORCHRUN[name]
-            flags.append(f"{name}={value}")
-    return [*wrappers, *launcher, *flags, *exchanged(launch.program, _as_it_is)], reasons, unknown
-
-
-def _missing(launch: Launch) -> list[str]:
-    """Return the flags of torchrun that a trial adds: a port of its own, and with it the host's rank on several."""
-    given = {flag.name: flag.values for flag in launch.launcher_flags}
-    if {"--rdzv-endpoint", "--standalone"} & given.keys():
-        return []
-    is_one = [value.text for value in given.get("--nnodes", ())] in ([], ["1"])
-    return [
-        name for name in ("--master-port", *(() if is_one else ("--node-rank", "--master-addr"))) if name not in given
-    ]
+    begin = len(wrappers) + len(launcher)
+    at = (begin, begin + len(flags)) if launch.starter == "torchrun" else None
+    return [*wrappers, *launcher, *flags, *exchanged(launch.program, _as_it_is)], at, reasons, unknown
 
 
 def _as_it_is(_flag: str, _value: Argument) -> None:

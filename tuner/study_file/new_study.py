@@ -22,6 +22,7 @@ from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.io.input_file import open_input, reading_errors
 from hardware.io.secret_texts import hide
+from hardware.launched_hosts import launched
 from trials.command.log_pattern import StepSize
 from tuner.imports import IMPORTERS, Imported, Present, present_of
 from tuner.imports.bash.script import with_arguments
@@ -31,6 +32,7 @@ from tuner.imports.flagscale import join_files, train_file_of
 from tuner.imports.gpt_neox import merge_gpt_neox
 from tuner.imports.imported import Doubt, Unread
 from tuner.imports.log import Measured, StepsRead, import_log
+from tuner.imports.trial_words import on_hosts
 from tuner.imports.without_secrets import without_secrets
 from tuner.study_file.answers import Added, check_complete, is_ignored
 from tuner.study_file.cluster_keys import cluster_keys, hosts_of, notes_on_domains, relative_path
@@ -165,6 +167,8 @@ def new_study(imported: Imported, added: Added, *, file: Path, out: Path, model_
         present = present_of(imported, devices=cluster.num_devices, model=model, runtime=runtime)
     except ConfigError as error:
         raise error.in_file(str(file)) from None
+    if imported.command is not None:
+        imported = replace(imported, command=on_hosts(imported.command, launched(cluster).num_hosts))
     own_file = "" if reference else f"{out.stem}-model.yaml"
     steps = _read_steps(imported, present, cluster.num_devices)
     if steps is not None:

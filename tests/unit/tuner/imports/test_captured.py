@@ -277,3 +277,22 @@ def test_a_command_keeps_its_wrappers_and_the_output_of_tools(imported, tmp_path
     assert command.arguments[: len(wrappers.split()) + 1] == (*wrappers.split(), "torchrun")
     assert command.arguments[at + 1 : at + 1 + len(words)] == words
     assert bool(command.unknown) == (words[0][0] == "$")
+
+
+@pytest.mark.parametrize("words", ["--nproc_per_node $(true) --nnodes 1", "--nnodes 1 --nproc_per_node $(true)"])
+def test_a_count_of_devices_that_is_empty_here_is_that_of_the_trial(imported, words):
+    """`$(python -c 'import torch; print(torch.cuda.device_count())')` prints nothing on a machine without torch."""
+    found = imported(f"torchrun {words} pretrain_gpt.py {SIZES} {BATCH} --tensor-model-parallel-size 1\n")
+
+    given = " ".join(found.command.arguments)
+    assert "--nproc_per_node {devices_per_host} " in given
+    assert "--nnodes {num_hosts} " in given
+
+
+def test_a_word_longer_than_any_file_name_is_captured(imported):
+    """Phi 3.5 has a list of 48 factors as the value of a flag."""
+    factors = ",".join(f"1.{number:016}" for number in range(48))
+
+    found = imported(f"torchrun pretrain_gpt.py {SIZES} {BATCH} --tensor-model-parallel-size 1 --long-factor {factors}\n")
+
+    assert factors in found.command.arguments

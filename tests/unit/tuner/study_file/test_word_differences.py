@@ -81,3 +81,30 @@ def test_the_words_end_the_answer(meshtune, tmp_path):
 
     assert "Differences between the words of your script and of the first trial: none" in done.out
     assert DEVICES not in done.out
+
+
+ADDED = ["--node-rank={host_rank}", "--master-addr={master_address}", "--master-port={master_port}"]
+
+
+@pytest.mark.parametrize(
+    ("launch", "removed", "added"),
+    [
+        ("--nproc_per_node 8 --nnodes 1", [], ADDED),
+        ("--nproc_per_node 8", [], ["--nnodes=16", *ADDED]),
+        ("--standalone --nproc_per_node 8", ["--standalone"], ["--nnodes=16", *ADDED]),
+        ("--nproc_per_node 8 --nnodes 1 --rdzv-backend c10d --rdzv-endpoint h:1", [], []),
+    ],
+)
+def test_a_script_of_one_host_meets_on_several(meshtune, tmp_path, launch, removed, added):
+    """No host of a study with more hosts than the script trains alone: torchrun's default rank is 0."""
+    script = f"torchrun {launch} pretrain_gpt.py {MODEL} --log-interval 1\n"
+    (tmp_path / "train.sh").write_text(script, encoding="utf-8")
+    options = f"--from-megatron {tmp_path}/train.sh --out {tmp_path}/s.yaml --cluster dgx-h100 --hosts 16"
+
+    done = meshtune("init", *options.split(), "--json")
+
+    assert done.status == 0, done.err
+    told = json.loads(done.out)["differences"]
+    assert [one["trial"] for one in told if not one["script"]] == added
+    assert [one["script"] for one in told if not one["trial"]] == removed
+    assert {one["why"] for one in told} <= {HOSTS, MEETING}
