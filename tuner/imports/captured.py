@@ -25,7 +25,10 @@ from tuner.imports.gpt_neox import import_gpt_neox, merge_gpt_neox
 from tuner.imports.imported import Imported, SlurmOptions
 from tuner.imports.megatron import SIGNS, import_megatron
 from tuner.imports.nanotron import import_nanotron
+from tuner.imports.registry import WITH_FILE
 from tuner.imports.session import is_of_tool
+from tuner.imports.settings.programs import program_of
+from tuner.imports.settings.verl import import_verl
 from tuner.imports.slurm_launch import slurm_options
 from tuner.imports.torchtitan import import_torchtitan
 from tuner.imports.trainer_flags import SIGN, import_trainer
@@ -67,6 +70,10 @@ class _Reading:
             return import_megatron(self.text)
         if self.framework == "torchtitan":
             return import_torchtitan(self.text, file=self.file)
+        if self.framework in WITH_FILE:
+            return WITH_FILE[self.framework](self.text, file=self.file)
+        if self.framework == "verl":
+            return import_verl(self.text)
         if self.framework == "trainer":
             return import_trainer(self.text, config=self.file or None)
         of_file = {"nanotron": import_nanotron, "gpt-neox": import_gpt_neox, "deepspeed": import_deepspeed}
@@ -138,7 +145,9 @@ def _reading(record: Record, captured: Capture) -> _Reading | None:
     nanotron = next((text for _, text in yamls if re.search(r"^parallelism:", text, re.M)), "")
     is_neox = bool(yamls) and any(word.endswith("deepy.py") for word in record.words)
     config = _deepspeed_file(record)
+    program = program_of(record.words)
     ways = (
+        (program, bool(program), yamls[0][1] if yamls else ""),
         ("megatron", bool(SIGNS & names), ""),
         ("torchtitan", bool(toml) or _has_prefix(names, "--parallelism.") or _is_titans(names), toml),
         ("nanotron", bool(nanotron), nanotron),

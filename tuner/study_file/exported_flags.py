@@ -18,7 +18,7 @@ from tuner.imports.flags import flags_among
 from tuner.imports.megatron import import_flags
 from tuner.imports.present import present_of
 
-WITH_FLAGS = ("megatron", "mindspeed", "torchtitan")
+WITH_FLAGS = ("bridge", "maxtext", "megatron", "mindspeed", "swift", "torchtitan", "verl")
 """Exporters that write flags."""
 
 ENDS_COMMAND = ("torchtitan",)
