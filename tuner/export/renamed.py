@@ -7,7 +7,7 @@ written too. What no configuration decides, such as the number format, stays as 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from costmodels.job.parallel_config import ParallelConfig
@@ -21,8 +21,10 @@ from tuner.export.megatron_flags import (
     GLOBAL,
     GRANULARITY,
     INSTANCES,
+    LAYOUT,
     LEVELS,
     MEGATRON_FLAGS,
+    PP,
     SEQUENCE,
     SHARDING,
     VPP,
@@ -106,6 +108,15 @@ class Program:
     off: Mapping[str, FlagValue] = field(default_factory=dict)
     connections: str | None = None
     notes: tuple[str, ...] = ()
+
+
+STAGES = (PP, VPP, LAYOUT, FIRST, LAST, COUNTS_EMBEDDING, COUNTS_LOSS)
+"""Flags that divide the layers together, so that one of them changes with the others."""
+
+
+def keys_of(program: Program, flags: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys of flags in a program, without the signs that add a key."""
+    return tuple(key.lstrip("+") for flag in flags for key in program.keys.get(flag, ()))
 
 
 def export_renamed(program: Program, setting: Setting, config: ParallelConfig) -> Export:

@@ -11,7 +11,7 @@ from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.flag_table import FlagValue
 from tuner.export.megatron_flags import COMM, EXPERT_TP, LAYOUT, LEVELS, MEGATRON_FLAGS, SEQUENCE, VPP, underscored
-from tuner.export.renamed import Program, export_renamed
+from tuner.export.renamed import COUNTS_EMBEDDING, COUNTS_LOSS, FIRST, LAST, Program, export_renamed
 
 _LACKING = frozenset(
     {
@@ -39,6 +39,7 @@ SWIFT = Program(
     | {
         SEQUENCE: ("max_length",),
         VPP: ("virtual_pipeline_model_parallel_size",),
+        **{flag: (underscored(flag),) for flag in (FIRST, LAST, COUNTS_EMBEDDING, COUNTS_LOSS)},
         COMM: ("cp_comm_type",),
         LAYOUT: ("pipeline_model_parallel_layout",),
         EXPERT_TP: ("expert_tensor_parallel_size",),

@@ -80,6 +80,8 @@ KEYS: dict[str, dict[str, str]] = {
     },
     "swift": {
         **_under("", _OF_MODEL, _OF_LAYERS, _OF_DDP),
+        "account_for_embedding_in_pipeline_split": "",
+        "account_for_loss_in_pipeline_split": "",
         **{name: flag for name, flag in _OF_OPTIMIZER.items() if "overlap" not in name},
         "use_distributed_optimizer": "--use-distributed-optimizer",
         "max_length": "--seq-length",

@@ -316,8 +316,7 @@ def _command(launch: Launch, script: Script, items: Sequence[Item]) -> LaunchCom
         script,
         items,
         framework="bridge",
-        replaces=lambda key: key in _FLAG_OF or key == _INTERVAL,
         leaves=lambda key: key.startswith(_LEFT_OUT),
-        own=(f"{_INTERVAL}=1",),
+        sets={_INTERVAL: (f"{_INTERVAL}=1",)},
         unknown=submits if launch.name == _SUBMITS else (),
     )

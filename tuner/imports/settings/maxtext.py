@@ -54,9 +54,8 @@ _REPLACED = frozenset(
     }
 )
 """Keys that `{flags}` sets (tuner/export/maxtext.py)."""
-_POLICY = "remat_policy"
 _CHECKPOINTS = "enable_checkpointing"
-_LEFT_OUT = ("profiler", "skip_first_n_steps_for_profiler", "profiler_steps", "enable_tensorboard", _CHECKPOINTS)
+_LEFT_OUT = ("profiler", "skip_first_n_steps_for_profiler", "profiler_steps", "enable_tensorboard")
 _BLOCKS = {"llama2": {}, "mistral": {}, "mixtral": {}, "qwen2": {"qkv_bias": True}, "qwen3": {}, "qwen3_moe": {}}
 """Blocks of decoders whose layers are alike, with fields of a ModelSpec that the block implies."""
 _DEFAULTS: Mapping[str, Any] = {
@@ -293,7 +292,7 @@ def _recompute(keys: Keys, unread: list[Unread]) -> str:
     if policy in _OFFLOADS or (policy == "custom" and "offload" in map(str, keys.mapping.values())):
         unread.append(Unread(what="remat_policy", why=f"{policy} keeps activations on the host, which is not modelled"))
     elif policy != "minimal":
-        why = f"{policy} is read as selective; trials keep it behind {{flags}}, where it holds for all candidates"
+        why = f"{policy} is read as selective; a trial that changes it to another kind and back has `minimal`"
         unread.append(Unread(what="remat_policy", why=why))
     return "selective"
 
@@ -340,18 +339,13 @@ def _model(keys: Keys, given: Mapping[str, Any], unread: list[Unread]) -> tuple[
 
 
 def _command(launch: Launch, script: Script, items: Sequence[Item]) -> LaunchCommand:
-    """Return the command of a trial, which JAX's runtime starts once on each host."""
-    begin = [word.text for word in (*launch.launcher, *launch.program)]
-    policies = [item.text for item in items if item.keys == (_POLICY,) and item.text not in ("full", "none", "minimal")]
-    unknown = tuple(word.unknown for word in launch.program if word.unknown)
+    """Return the command of a trial, which starts once on each host: JAX has all devices of one."""
     return command_with_settings(
         launch,
         script,
         items,
         framework="maxtext",
-        replaces=_REPLACED.__contains__,
-        leaves=lambda key: key in _LEFT_OUT,
-        own=(*(f"{_POLICY}={policy}" for policy in policies[-1:]), f"{_CHECKPOINTS}=false"),
-        begin=begin,
-        unknown=unknown,
+        leaves=_LEFT_OUT.__contains__,
+        sets={_CHECKPOINTS: (f"{_CHECKPOINTS}=false",)},
+        starts_itself=True,
     )

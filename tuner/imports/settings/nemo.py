@@ -44,10 +44,10 @@ _HARMLESS = (
 )
 _LEFT_OUT = ("log.", "resume.", "trainer.enable_checkpointing")
 _EVERY_STEP = "trainer.log_every_n_steps"
-_FIRST = "{flags} contains fields of NeMo 2, which NeMo 1 has not"
+_FIRST = "trials would need fields of NeMo 2, which NeMo 1 has not"
 _NO_DTYPE = (
-    "the command line of NeMo 2 reads no torch.dtype, and a pipeline needs trainer.strategy.pipeline_dtype; a program "
-    "that reads its fields from {flags} can run trials"
+    "the command line of NeMo 2 reads no torch.dtype, and a pipeline needs trainer.strategy.pipeline_dtype; put the "
+    "fields of `meshtune export --to nemo` into the recipe"
 )
 _CLASS = re.compile(r"\.([A-Za-z0-9]+?)Config(?:V?[0-9]+)?([0-9x]+[BM])?(?:\.|$)")
 
@@ -126,7 +126,7 @@ def _nemo_launch(command: Command, at: int) -> Launch:
     return Launch(
         outer=(*command.outer, *words[:at]),
         launcher=(),
-        launcher_flags=[],
+        launcher_words=(),
         program=words[at : at + 3],
         training=words[at + 3 :],
     )
@@ -230,16 +230,14 @@ def _model_class(keys: Keys) -> str:
 def _command(launch: Launch, script: Script, items: Sequence[Item], *, is_first: bool) -> LaunchCommand:
     """Return the command of a trial."""
     is_nemo = launch.program[0].text.rpartition("/")[2] == "nemo"
-    unknown = (_FIRST if is_first else _NO_DTYPE,)
     found = command_with_settings(
         launch,
         script,
         items,
         framework="nemo",
-        replaces=lambda key: key in FIELDS.values() or key in ("trainer.num_nodes", "trainer.devices", _EVERY_STEP),
         leaves=lambda key: key.startswith(_LEFT_OUT),
-        own=(f"{_EVERY_STEP}=1",),
-        unknown=unknown,
-        begin=[word.text for word in launch.program] if is_nemo else None,
+        sets={_EVERY_STEP: (f"{_EVERY_STEP}=1",)},
+        unknown=(_FIRST if is_first else _NO_DTYPE,),
+        starts_itself=is_nemo,
     )
-    return replace(found, once=is_nemo)
+    return replace(found, launch="once" if is_nemo else found.launch)

@@ -18,7 +18,6 @@ from typing import Any
 from hardware.io.config_file import parse_yaml
 from hardware.io.errors import ConfigError
 from tuner.export.megatron_flags import MEGATRON_FLAGS, SEQUENCE, underscored
-from tuner.export.renamed import COUNTS_EMBEDDING, COUNTS_LOSS, FIRST, LAST
 from tuner.export.swift import SWIFT
 from tuner.imports.bash.script import Command, Script, read_script
 from tuner.imports.imported import Imported, LaunchCommand, Unread
@@ -28,13 +27,12 @@ from tuner.imports.settings.command import command_with_settings
 from tuner.imports.settings.megatron_keys import effects_of, flags_from
 from tuner.imports.settings.words import Item, flags_with_values, known_values, unknown_values
 from tuner.imports.torchrun import Launch
+from tuner.imports.trial_words import DEVICES, HOSTS, MEETING
 
 _TRAINS = ("sft", "pt")
-_UNEVEN = (FIRST, LAST, COUNTS_EMBEDDING, COUNTS_LOSS)
-"""Flags that a layout replaces, with the defaults where they are absent."""
 _FLAG_OF = {key: flag for flag, keys in SWIFT.keys.items() for key in keys} | {
     "packing_length": SEQUENCE,
-    **{underscored(flag): flag for flag in (*MEGATRON_FLAGS, *_UNEVEN) if flag not in SWIFT.keys},
+    **{underscored(flag): flag for flag in MEGATRON_FLAGS if flag not in SWIFT.keys},
 }
 _DEFAULTS: Mapping[str, Any] = {
     "micro_batch_size": 1,
@@ -46,13 +44,13 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 """Its defaults where they are not Megatron-LM's. The number format is that of the weights, bf16 for nearly all."""
 _VARIABLES = {
-    "NNODES": "{num_hosts}",
-    "NODE_RANK": "{host_rank}",
-    "NPROC_PER_NODE": "{devices_per_host}",
-    "MASTER_ADDR": "{master_address}",
-    "MASTER_PORT": "{master_port}",
+    "NNODES": ("{num_hosts}", HOSTS),
+    "NODE_RANK": ("{host_rank}", HOSTS),
+    "NPROC_PER_NODE": ("{devices_per_host}", DEVICES),
+    "MASTER_ADDR": ("{master_address}", MEETING),
+    "MASTER_PORT": ("{master_port}", MEETING),
 }
-"""Variables that it hands to torchrun, with their values in a trial."""
+"""Variables that it hands to torchrun, with their values in a trial and the reasons."""
 _LEFT_OUT = ("save", "load", "save_steps", "save_interval", "save_total_limit", "async_save", "report_to")
 _LEFT_BEGINNINGS = ("wandb_", "swanlab_", "tensorboard_", "profile")
 _EVERY_STEP = "logging_steps"
@@ -256,20 +254,20 @@ def _command(script: Script, command: Command, at: int, items: Sequence[Item]) -
     launch = Launch(
         outer=(*command.outer, *words[:at]),
         launcher=(),
-        launcher_flags=[],
+        launcher_words=(),
         program=words[at : at + 2],
         training=words[at + 2 :],
     )
-    replaced = {key for keys in SWIFT.keys.values() for key in keys} | {_EVERY_STEP, *map(underscored, _UNEVEN)}
     found = command_with_settings(
         launch,
         script,
         items,
         framework="swift",
-        replaces=replaced.__contains__,
         leaves=_is_left_out,
-        own=(f"--{_EVERY_STEP}", "1"),
-        begin=[word.text for word in launch.program],
+        sets={_EVERY_STEP: (f"--{_EVERY_STEP}", "1")},
+        starts_itself=True,
     )
     kept = [(name, value) for name, value in found.environment if name not in _VARIABLES]
-    return replace(found, environment=(*kept, *_VARIABLES.items()))
+    own = {name: value for name, (value, _) in _VARIABLES.items()}
+    reasons = {name: why for name, (_, why) in _VARIABLES.items()}
+    return replace(found, environment=(*kept, *own.items()), reasons={**found.reasons, **reasons})

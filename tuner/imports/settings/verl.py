@@ -52,7 +52,7 @@ _HARMLESS = (
     f"{_PLAIN_INNER}.deallocate_pipeline_outputs",
 )
 """Keys of the engine that are read elsewhere, or that change nothing that a study has."""
-_LEFT_OUT = ("trainer.project_name", "trainer.experiment_name", "trainer.save_freq", "trainer.max_actor_ckpt_to_keep")
+_LEFT_OUT = ("trainer.project_name", "trainer.experiment_name", "trainer.max_actor_ckpt_to_keep")
 
 
 def import_verl(text: str) -> Imported:
@@ -199,15 +199,13 @@ _OPENED_BY = {
 
 def _command(launch: Launch, script: Script, items: Sequence[Item]) -> LaunchCommand:
     """Return the command of a trial, which reaches the other hosts by Ray."""
-    replaced = {key.lstrip("+") for keys in VERL.keys.values() for key in keys}
     found = command_with_settings(
         launch,
         script,
         items,
         framework="verl",
-        replaces=replaced.__contains__,
         leaves=lambda key: key in _LEFT_OUT,
-        own=("trainer.logger=[console]", "trainer.save_freq=-1"),
-        begin=[word.text for word in (*launch.launcher, *launch.program)],
+        sets={"trainer.logger": ("trainer.logger=[console]",), "trainer.save_freq": ("trainer.save_freq=-1",)},
+        starts_itself=True,
     )
-    return replace(found, once=True)
+    return replace(found, launch="once")

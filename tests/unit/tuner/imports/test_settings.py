@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from tuner.imports.settings.programs import program_of
 from tuner.study_file.answers import Added
 from tuner.study_file.config import load_study
 from tuner.study_file.new_study import new_study, read_several
+from tuner.study_file.word_differences import word_differences
 
 RECIPE = "the recipe llama3_8b_pretrain_config is not read"
 
@@ -72,13 +74,16 @@ def test_its_yaml_states_the_rest_and_overrides_replace_it():
 
 
 def test_its_trials_keep_the_words_of_the_script():
-    """Settings that candidates change give way to `{flags}` where the first of them stood; the rest stays in order."""
+    """All words stay in their order but for saving, trackers and the interval of the log."""
     command = read("bridge", BRIDGE).command
 
     assert command.unknown == ()
     own = command.arguments[command.arguments.index("scripts/training/run_recipe.py") + 1 :]
     assert own == (
-        *("--recipe", "llama3_8b_pretrain_config", "{flags}", "train.train_iters=50", "model.apply_rope_fusion=True"),
+        *("--recipe", "llama3_8b_pretrain_config", "-mb", "1", "train.global_batch_size=128", "train.train_iters=50"),
+        *("model.seq_length=8192", "dataset.seq_length=8192", "model.tensor_model_parallel_size=2"),
+        *("model.pipeline_model_parallel_size=2", "model.virtual_pipeline_model_parallel_size=null"),
+        *("model.context_parallel_size=1", "model.sequence_parallel=True", "model.apply_rope_fusion=True"),
         "logger.log_interval=1",
     )
     assert command.left_out == ("checkpoint.save", "logger.wandb_project")
@@ -218,9 +223,9 @@ def test_swifts_trials_get_the_devices_by_variables():
     command = read("swift", SWIFT).command
 
     assert command.arguments[:4] == ("megatron", "sft", "--model", "Qwen/Qwen2.5-7B-Instruct")
-    assert command.arguments[5:9] == ("a/b#20000", "c/d", "{flags}", "--packing")
+    assert command.arguments[5:9] == ("a/b#20000", "c/d", "--tensor_model_parallel_size", "4")
     assert command.arguments[-2:] == ("--logging_steps", "1")
-    assert command.left_out == ("save_steps",)
+    assert command.left_out == ("--save_steps",)
     assert ("NNODES", "{num_hosts}") in command.environment
     assert ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True") in command.environment
 
@@ -235,7 +240,7 @@ def test_swift_reads_the_yaml_that_a_script_names():
     assert (alone.devices_per_host, alone.job["recompute"], whole(alone)) == (4, "none", {})
     assert "sequence_parallel" not in alone.job
     assert (imported.devices_per_host, imported.degrees["mbs"]) == (8, 2)
-    assert imported.command.arguments[:4] == ("megatron", "sft", "conf/sft.yaml", "{flags}")
+    assert imported.command.arguments[:4] == ("megatron", "sft", "conf/sft.yaml", "--micro_batch_size")
     with pytest.raises(ConfigError, match=r"options of conf/sft\.yaml"):
         read("swift", script)
 
@@ -272,13 +277,19 @@ def test_maxtext_states_axes_within_and_across_slices():
 
 
 def test_maxtexts_trials_keep_their_policy():
-    """A policy between none and full has no other name in a study, so that the script's own stays behind `{flags}`."""
+    """A policy between none and full has no other name in a study, so that the script's own word stays."""
     text = MAXTEXT.replace("profiler=xplane", "profiler=xplane remat_policy=save_out_proj")
     command = read("maxtext", text).command
 
     assert command.arguments == (
-        *("python3", "-m", "maxtext.trainers.pre_train.train", "configs/llama2_7b.yml", "run_name=run", "{flags}"),
-        *("base_output_directory=/out", "remat_policy=save_out_proj", "enable_checkpointing=false"),
+        *("python3", "-m", "maxtext.trainers.pre_train.train", "configs/llama2_7b.yml", "run_name=run"),
+        *(
+            "dcn_data_parallelism=16",
+            "ici_fsdp_parallelism=2",
+            "ici_tensor_parallelism=4",
+            "base_output_directory=/out",
+        ),
+        *("remat_policy=save_out_proj", "enable_checkpointing=false"),
     )
     assert command.left_out == ("profiler",)
 
@@ -344,9 +355,9 @@ def test_verl_is_the_actors_training():
     assert imported.model_name == "qwen2.5-7b"
     assert any("rollout" in one.what for one in imported.unread)
     command = imported.command
-    assert (command.once, command.steps_per_line, command.unknown) == (True, 4, ())
+    assert (command.launch, command.steps_per_line, command.unknown) == ("once", 4, ())
     assert "actor_rollout_ref.rollout.tensor_model_parallel_size=4" in command.arguments
-    assert "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2" not in command.arguments
+    assert command.arguments[-2:] == ("trainer.logger=[console]", "trainer.save_freq=-1")
 
 
 @pytest.mark.parametrize(
@@ -469,6 +480,13 @@ def test_programs_are_told_by_their_words(words, program):
     assert program_of(words) == program
 
 
+TENSOR = {
+    "bridge": "model.tensor_model_parallel_size",
+    "swift": "--tensor_model_parallel_size",
+    "maxtext": "ici_tensor_parallelism",
+    "verl": "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
+}
+"""Setting of the tensor parallel degree."""
 ADDED = {
     "bridge": Added(cluster="dgx-h100", answers={"recompute": "none"}),
     "swift": Added(cluster="dgx-h100"),
@@ -479,6 +497,15 @@ ADDED = {
         answers={"recompute": "none", "cp": 1, "sequence_parallel": True, "sequence_length": 8192, "vpp": 1},
     ),
 }
+
+
+EXCEPTIONS = {
+    "bridge": {"checkpoint.save", "logger.wandb-project", "logger.log-interval"},
+    "swift": {"--save-steps", "--logging-steps", "NNODES", "NODE-RANK", "NPROC-PER-NODE", "MASTER-ADDR", "MASTER-PORT"},
+    "maxtext": {"profiler", "enable-checkpointing"},
+    "verl": {"trainer.logger", "trainer.save-freq"},
+}
+"""Settings that trials have otherwise than the script: saving, reporting, the log and the devices."""
 
 
 @pytest.mark.parametrize(
@@ -504,6 +531,27 @@ def test_each_becomes_a_study_that_loads(tmp_path, program, texts):
     study = load_study(tmp_path / "study.yaml")
 
     assert study.problem.setting.cluster.num_devices == made.devices
+    if program == "nemo":
+        return
+    current = study.problem.current
+    told = word_differences(imported.command, study.trials.backend, current)
+    assert {(one.trial or one.script).partition("=")[0].split()[0].replace("_", "-") for one in told} <= {
+        *EXCEPTIONS[program],
+        *(
+            "--node-rank",
+            "--master-addr",
+            "--master-port",
+            "--nnodes",
+            "--nproc-per-node",
+            "CUDA-DEVICE-MAX-CONNECTIONS",
+        ),
+    }
+    other = replace(current, dp=current.dp // 2, tp=current.tp * 2)
+    words = study.trials.backend.plan(other, 0).arguments
+    key = TENSOR[program]
+    now, then = imported.command.arguments, [word for word in words if word.startswith(key)]
+    assert then[-1] in (f"{key}={other.tp}", key)
+    assert [word for word in now if word.startswith(key)] != then or program == "swift"
     assert made.measures == (program != "nemo")
     assert made.present.current["tp"] == {"maxtext": 4, "swift": 4}.get(program, 2)
 
