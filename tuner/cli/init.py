@@ -52,7 +52,12 @@ def init(
         bool, Option("--unconfined", help="Run it also where nothing can be put between the script and this machine.")
     ] = False,
     from_megatron: Annotated[_File, Option(metavar="SCRIPT", help="Launch script, or a file of flags.")] = None,
-    from_torchtitan: Annotated[_File, Option(metavar="FILE", help="TOML file, or a script with flags.")] = None,
+    from_torchtitan: Annotated[
+        list[Path] | None,
+        Option(
+            metavar="FILE", help="TOML file, or a script with flags; TOML or the Python of its recipe may follow it."
+        ),
+    ] = None,
     from_deepspeed: Annotated[_File, Option(metavar="FILE", help="JSON configuration file.")] = None,
     from_nanotron: Annotated[_File, Option(metavar="FILE", help="YAML configuration file.")] = None,
     from_gpt_neox: Annotated[
@@ -145,11 +150,10 @@ def init(
     --capture is given: then your script runs, with stand-ins that record the training command instead of training. If
     something is left open, the error message names the option to add.
     """
-    several = {"gpt-neox": from_gpt_neox, "bridge": from_bridge, "maxtext": from_maxtext}
+    several = {"torchtitan": from_torchtitan, "gpt-neox": from_gpt_neox, "bridge": from_bridge, "maxtext": from_maxtext}
     several |= {"nemo": from_nemo, "swift": from_swift}
     files = {
         "megatron": from_megatron,
-        "torchtitan": from_torchtitan,
         "deepspeed": from_deepspeed,
         "nanotron": from_nanotron,
         "flagscale": from_flagscale,

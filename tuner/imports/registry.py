@@ -40,12 +40,12 @@ WITH_FILE: dict[str, ImporterOfTwo] = {
     "maxtext": import_maxtext,
     "nemo": import_nemo,
     "swift": import_swift,
+    "torchtitan": import_torchtitan,
 }
 """Importers of programs whose command stands over a recipe or a file, which may be given too."""
 
 IMPORTERS: dict[str, Importer] = {
     "megatron": import_megatron,
-    "torchtitan": import_torchtitan,
     "deepspeed": import_deepspeed,
     "nanotron": import_nanotron,
     "gpt-neox": import_gpt_neox,

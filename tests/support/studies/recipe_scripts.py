@@ -164,3 +164,42 @@ def llama3_70b_pretrain_fp8_config():
 def _tune(config):
     config.train.micro_batch_size = 2 * config.model.tensor_model_parallel_size
 '''
+
+# pytorch/torchtitan run_train.sh, and torchtitan/models/llama3/config_registry.py (forms of 0.3.0 and of main)
+TITAN = """\
+torchrun --nproc_per_node=8 --nnodes=4 -m torchtitan.train --module llama3 --config llama3_8b_tuned \\
+    --parallelism.tensor_parallel_degree 2
+"""
+TITAN_PYTHON = '''\
+from torchtitan.trainer import Trainer
+
+from . import model_registry
+
+
+def llama3_8b() -> Trainer.Config:
+    model_spec = model_registry("8B", converters=[Float8LinearConverter.Config(filter_fqns=["lm_head"])])
+    return Trainer.Config(
+        hf_assets_path="./assets/hf/Llama-3.1-8B",
+        model_spec=model_spec,
+        optimizer=default_adamw(lr=3e-4),
+        training=TrainingConfig(local_batch_size=1, seq_len=8192, steps=1000),
+        parallelism=ParallelismConfig(tensor_parallel_degree=8, context_parallel_degree=2),
+        activation_checkpoint=SelectiveAC.Config(),
+    )
+
+
+def llama3_8b_tuned() -> Trainer.Config:
+    config = llama3_8b()
+    config.model_spec = model_registry("8B")
+    config.activation_checkpoint = FullAC.Config()
+    config.training.local_batch_size = 2
+    return config
+
+
+def llama3_8b_main() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * 8192, max_context_length=8192),
+        parallelism=ParallelismConfig(),
+    )
+'''

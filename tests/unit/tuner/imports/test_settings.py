@@ -14,6 +14,8 @@ from tests.support.studies.recipe_scripts import (
     NEMO,
     SWIFT,
     SWIFT_YAML,
+    TITAN,
+    TITAN_PYTHON,
     VERL,
 )
 from tests.unit.tuner.imports.test_formats import whole
@@ -601,3 +603,30 @@ def test_settings_come_back_as_the_configuration(drawn):
         assert present.job["global_batch_size"] == setting.job.global_batch_size
         if "zero_stage" not in noted:
             assert present.job["zero_stage"] == config.zero_stage
+
+
+# torchtitan
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees", "job"),
+    [
+        ("llama3_8b", {"tp": 2, "cp": 2}, {"precision": "fp8", "recompute": "selective"}),
+        ("llama3_8b_tuned", {"tp": 2, "cp": 2, "mbs": 2}, {"precision": "bf16", "recompute": "full"}),
+        ("llama3_8b_main", {"tp": 2, "mbs": 2}, {"precision": "bf16", "recompute": "selective"}),
+    ],
+)
+def test_a_registry_of_torchtitan_is_read_as_text(name, degrees, job):
+    """A recipe's literals, also over another one of the file; flags of the command replace them."""
+    imported = read("torchtitan", TITAN.replace("llama3_8b_tuned", name), TITAN_PYTHON)
+
+    assert whole(imported) == degrees
+    assert {key: imported.job[key] for key in job} == job
+    assert (imported.job["sequence_length"], imported.model_name, imported.open) == (8192, "llama3-8b", {})
+    assert (imported.hosts, imported.devices_per_host) == (4, 8)
+
+
+def test_a_registry_without_the_recipe_is_refused():
+    """The nearest function of the file is named."""
+    with pytest.raises(ConfigError, match="llama3_8b_tuned"):
+        read("torchtitan", TITAN.replace("llama3_8b_tuned", "llama3_8b_tunde"), TITAN_PYTHON)
