@@ -172,7 +172,9 @@ def init(
             _init_own_step(world, factory, cluster, {**beside, **answers}, out, force=force, as_json=as_json)
             return
     chosen = [(framework, file) for framework, file in files.items() if file is not None and framework != "log"]
-    if len(chosen) + capture > 1 or not (chosen or capture or from_log) or (capture and from_log):
+    # a recipe's file beside a captured command
+    recipe = chosen[0][0] if capture and len(chosen) == 1 and chosen[0][0] in {*several} - {"gpt-neox"} else ""
+    if (len(chosen) + capture > 1 and not recipe) or not (chosen or capture or from_log) or (capture and from_log):
         options = ", ".join(f"--from-{framework}" for framework in (*files, "jax", "torch"))
         raise ConfigError(f"needs exactly one of {options}, --capture", key="init")
     if out.suffix not in (".yaml", ".yml"):
@@ -203,10 +205,12 @@ def init(
         for framework, path in chosen
         if framework not in several
     ]
-    scripts += [read_several(name, given, words) for name, given in several.items() if given]
+    scripts += [read_several(name, given, words) for name, given in several.items() if given and not recipe]
     captured: Capture | None = None
     if capture:
-        imported, file, captured = captured_import(arguments or (), yes=yes, unconfined=unconfined)
+        imported, file, captured = captured_import(
+            arguments or (), yes=yes, unconfined=unconfined, beside=(several[recipe] or ()) if recipe else ()
+        )
     elif from_log is None:
         imported, file = scripts[0], chosen[0][1]
     else:

@@ -80,13 +80,17 @@ class _Reading:
         return of_file[self.framework](self.file)
 
 
-def import_captured(captured: Capture) -> Imported:
+def import_captured(captured: Capture, *, recipe: str = "") -> Imported:
     """Read the first training command that a capture wrote down.
+
+    Args:
+        captured: Capture of a script.
+        recipe: Text of the file with the recipe that a command runs, where no word of it names one.
 
     Raises:
         ConfigError: no recorded command is one of a known framework, or a value in it is invalid.
     """
-    readings = [reading for record in captured.records if (reading := _reading(record, captured)) is not None]
+    readings = [reading for record in captured.records if (reading := _reading(record, captured, recipe)) is not None]
     if not readings:
         raise _nothing(captured)
     first, found = _first_read(readings)
@@ -135,7 +139,7 @@ def _first_read(readings: Sequence[_Reading]) -> tuple[_Reading, Imported]:
     raise ConfigError(error.rule, key=key, value=error.value, nearest=error.nearest)
 
 
-def _reading(record: Record, captured: Capture) -> _Reading | None:
+def _reading(record: Record, captured: Capture, recipe: str) -> _Reading | None:
     """Return how to read a recorded command, or None if it is not one of a known framework."""
     if record.held_back:
         return None
@@ -147,9 +151,13 @@ def _reading(record: Record, captured: Capture) -> _Reading | None:
     config = _deepspeed_file(record)
     program = program_of(record.words)
     ways = (
-        (program, bool(program), yamls[0][1] if yamls else ""),
+        (program, bool(program), recipe or (yamls[0][1] if yamls else "")),
         ("megatron", bool(SIGNS & names), ""),
-        ("torchtitan", bool(toml) or _has_prefix(names, "--parallelism.") or _is_titans(names), toml),
+        (
+            "torchtitan",
+            bool(toml) or _has_prefix(names, "--parallelism.") or _is_titans(names, record.words),
+            toml or recipe,
+        ),
         ("nanotron", bool(nanotron), nanotron),
         ("gpt-neox", is_neox, merge_gpt_neox(yamls) if is_neox else ""),
         ("trainer", SIGN in names and bool(names & set(_CONFIG)), config or ""),
@@ -167,9 +175,10 @@ def _has_prefix(names: set[str], prefix: str) -> bool:
     return any(name.startswith(prefix) for name in names)
 
 
-def _is_titans(names: set[str]) -> bool:
-    """Return whether flags of a section `training` are torchtitan's; MindSpeed-LLM's have `parallel` beside it."""
-    return _has_prefix(names, "--training.") and not _has_prefix(names, "--parallel.")
+def _is_titans(names: set[str], words: Sequence[str]) -> bool:
+    """Return whether a command is torchtitan's; of MindSpeed-LLM, `parallel` stands beside flags of `training`."""
+    is_trainer = "torchtitan.train" in words or any(word.endswith("torchtitan/train.py") for word in words)
+    return is_trainer or (_has_prefix(names, "--training.") and not _has_prefix(names, "--parallel."))
 
 
 def _as_script(record: Record, captured: Capture) -> str:

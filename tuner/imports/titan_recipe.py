@@ -1,7 +1,7 @@
 """Recipes of torchtitan, read from their Python file without running it.
 
-A recipe is a function of a `config_registry.py` that returns a `Trainer.Config`, or changes that of another function. Its
-literals become the sections that a TOML file of older versions has.
+A recipe is a function of a `config_registry.py` that returns a `Trainer.Config`, or changes that of another function.
+Its literals become the sections that a TOML file of older versions has.
 
 Sources: torchtitan 0.3.0 and main of August 2026 models/*/config_registry.py (form), trainer.py (`Trainer.Config`),
 distributed/activation_checkpoint.py (policies), config/configs.py.

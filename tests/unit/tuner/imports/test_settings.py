@@ -20,8 +20,11 @@ from tests.support.studies.recipe_scripts import (
 )
 from tests.unit.tuner.imports.test_formats import whole
 from tests.unit.tuner.imports.test_round_trip import configurations
+from tuner.capture.record import Record
+from tuner.capture.run_script import Capture
 from tuner.export import find_exporter
 from tuner.imports import IMPORTERS, WITH_FILE, present_of
+from tuner.imports.captured import import_captured
 from tuner.imports.model_names import catalog_model
 from tuner.imports.settings.programs import program_of
 from tuner.study_file.answers import Added
@@ -630,3 +633,31 @@ def test_a_registry_without_the_recipe_is_refused():
     """The nearest function of the file is named."""
     with pytest.raises(ConfigError, match="llama3_8b_tuned"):
         read("torchtitan", TITAN.replace("llama3_8b_tuned", "llama3_8b_tunde"), TITAN_PYTHON)
+
+
+# captures
+
+
+@pytest.mark.parametrize(
+    ("words", "recipe", "framework", "degrees"),
+    [
+        (
+            run_recipe("llama3_70b_pretrain_config").split(),
+            BRIDGE_PYTHON,
+            "bridge",
+            {"pp": 4, "tp": 4, "cp": 2, "vpp": 5},
+        ),
+        (["megatron", "pt", "--model", "x", "--tensor_model_parallel_size", "2"], "", "swift", {"tp": 2}),
+        (TITAN.replace("\\\n", "").split(), TITAN_PYTHON, "torchtitan", {"tp": 2, "cp": 2, "mbs": 2}),
+    ],
+    ids=["bridge", "swift", "torchtitan"],
+)
+def test_a_captured_command_is_read_with_its_recipe(words, recipe, framework, degrees):
+    """What a script starts goes to the importer of its program, and the recipe's file states the rest."""
+    record = Record(words=tuple(words), directory="/home/me", environment={"NPROC_PER_NODE": "8", "PATH": "/bin"})
+    captured = Capture(records=(record,), status=0, output="", environment={"PATH": "/bin"})
+
+    imported = import_captured(captured, recipe=recipe)
+
+    assert (imported.framework, whole(imported), imported.open) == (framework, degrees, {})
+    assert imported.devices_per_host == 8
