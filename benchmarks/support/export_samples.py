@@ -27,23 +27,30 @@ from hardware.cluster_file import find_cluster
 from tests.oracles.frameworks import deepspeed, gpt_neox, megatron, mindspeed, nanotron, torchtitan
 from tests.oracles.frameworks.published_rules import Facts, facts_of
 from tuner.export import Export
+from tuner.export.bridge import BRIDGE
 from tuner.export.flag_table import Values
 from tuner.export.megatron_flags import underscored
 from tuner.export.nemo import FIELDS
 from tuner.export.parts import layers_of_parts
+from tuner.export.swift import SWIFT
 from tuner.export.torchtitan_main import recipe_lines
+from tuner.export.verl import VERL
 from tuner.space.enumeration import SpaceOptions, enumerate_space, setting_for
 
 RUNTIMES: dict[str, tuple[str, ...]] = {
+    "bridge": ("megatron-core",),
     "deepspeed": ("megatron-deepspeed", "gpt-neox", "llm-foundry", "paddle"),
     "flagscale": ("megatron-core",),
     "gpt-neox": ("gpt-neox",),
+    "maxtext": ("maxtext",),
     "megatron": ("megatron-core",),
     "mindspeed": ("mindspeed",),
     "nanotron": ("nanotron",),
     "nemo": ("megatron-core",),
+    "swift": ("megatron-core",),
     "torchtitan": ("torchtitan",),
     "torchtitan-main": ("torchtitan",),
+    "verl": ("megatron-core",),
 }
 """Runtimes from whose spaces a framework's configurations are drawn; DeepSpeed runs the programs of several."""
 
@@ -51,7 +58,9 @@ JOBS = (("llama3-8b", 8, 8192, 512), ("qwen2.5-7b", 4, 4096, 128), ("mixtral-8x7
 """Model, number of hosts with eight H100, sequence length and global batch size."""
 
 OPENED = ("recompute", "offload", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard")
-WITH_LAYERS = ("flagscale", "megatron", "mindspeed", "nemo", "torchtitan", "torchtitan-main")
+RENAMED = ("bridge", "swift", "verl")
+"""Programs that run megatron-core with keys of their own."""
+WITH_LAYERS = (*RENAMED, "flagscale", "megatron", "mindspeed", "nemo", "torchtitan", "torchtitan-main")
 """Frameworks that accept the number of layers of each stage."""
 
 
@@ -73,7 +82,7 @@ def samples(target: str, count: int, seed: int) -> Iterator[tuple[Setting, Paral
         config = _draw_config(grid, rng)
         while target == "torchtitan-main" and setting.job.model.is_moe and config.ep < config.tp:
             config = _draw_config(grid, rng)  # it requires ep of at least tp; the exporter notes others
-        if target in ("flagscale", "megatron", "nemo") and config.zero_stage:
+        if target in ("bridge", "flagscale", "megatron", "nemo", "swift") and config.zero_stage:
             config = replace(config, zero_stage=int(rng.integers(1, 4)))
         if target in WITH_LAYERS and config.pp > 1 and rng.random() < 0.4:
             config = replace(config, assignment=Assignment(layers=_move_layers(setting, config, rng)))
@@ -383,16 +392,38 @@ _NEMO = [
     _set("trainer.strategy.fsdp", "torch"),
     _set("trainer.strategy.pipeline_dtype", None, lambda v, _: v[megatron.PP] > 1),
 ]
+_RENAMED = [
+    each
+    for each in _MEGATRON
+    if not each.name.startswith(("--fp16", "--optimizer", "--ckpt", "no --ckpt", "no --use-precision", megatron.LEVELS))
+]
+_MAXTEXT = [
+    *_numbers(
+        (*(f"ici_{axis}_parallelism" for axis in ("fsdp", "tensor", "pipeline", "expert")), "max_target_length"),
+        thrice=("ici_fsdp_parallelism", "dcn_data_parallelism", "ici_tensor_parallelism"),
+        seven=(),
+    ),
+    _set("per_device_batch_size", "0.01"),
+    _without("per_device_batch_size"),
+    _without("max_target_length"),
+    _set("remat_policy", "some"),
+    _set("num_pipeline_microbatches", 1, lambda v, _: "num_pipeline_microbatches" in v),
+    _times("num_layers_per_pipeline_stage", 7),
+]
 MUTATIONS: dict[str, list[Mutation]] = {
+    "bridge": _RENAMED,
     "deepspeed": _DEEPSPEED,
     "flagscale": _MEGATRON,
     "gpt-neox": _GPT_NEOX,
+    "maxtext": _MAXTEXT,
     "megatron": _MEGATRON,
     "mindspeed": _MINDSPEED,
     "nanotron": _NANOTRON,
     "nemo": _NEMO,
+    "swift": _RENAMED,
     "torchtitan": _TORCHTITAN,
     "torchtitan-main": _TORCHTITAN_MAIN,
+    "verl": [each for each in _RENAMED if not each.name.startswith((megatron.GLOBAL, megatron.SEQUENCE))],
 }
 
 
@@ -409,6 +440,8 @@ def mutants(target: str, export: Export, values: Values, setting: Setting) -> It
 
 def _write_export(target: str, export: Export, values: Mapping[str, Any]) -> Export:
     """Write values in the format of the target's exports."""
+    if target in (*RENAMED, "maxtext"):
+        return replace(export, arguments=tuple(_renamed_words(target, values)))
     if target == "flagscale":
         keys = {underscored(key): list(value) if isinstance(value, tuple) else value for key, value in values.items()}
         return replace(export, text=yaml.safe_dump({"system": keys}))
@@ -448,3 +481,14 @@ def _as_python(value: Any) -> str:
     if isinstance(value, str) and value.startswith("torch."):
         return value
     return repr(list(value) if isinstance(value, tuple) else value)
+
+
+def _renamed_words(target: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield values as the words of a program's settings; a flag that it lacks keeps its name."""
+    if target == "maxtext":
+        yield from (f"{key}={value}" for key, value in values.items())
+        return
+    program = {"bridge": BRIDGE, "swift": SWIFT, "verl": VERL}[target]
+    for flag, value in values.items():
+        for key in program.keys.get(flag, () if flag in ("--bf16", "--optimizer") else (underscored(flag),)):
+            yield from program.words(key, value)

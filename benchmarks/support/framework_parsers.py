@@ -40,7 +40,7 @@ from benchmarks.support.megatron_parser import MegatronParser, layout_text
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tests.oracles.frameworks import deepspeed as deepspeed_rules
-from tests.oracles.frameworks import flagscale, gpt_neox, megatron, mindspeed, torchtitan
+from tests.oracles.frameworks import flagscale, gpt_neox, megatron, mindspeed, renamed, torchtitan
 from tests.oracles.frameworks.nemo import check_nemo
 from tests.oracles.frameworks.published_rules import facts_of
 from trials.command.host_program import HostPlan
@@ -403,6 +403,38 @@ def flagscale_parser() -> Parser:
     return parse
 
 
+def renamed_parser(program: str) -> Callable[[], Parser]:
+    """Return a function that makes the parser of a program with keys of its own: they become Megatron-LM's flags."""
+
+    def make() -> Parser:
+        parser = MegatronParser()
+
+        def parse(export: Export, setting: Setting) -> Values:
+            job = setting.job
+            given = {"batch": job.global_batch_size, "sequence": job.sequence_length} if program == "verl" else {}
+            with _refusals():
+                words = renamed.arguments_back(program, export.arguments, **given)
+                return parser.parse(words, _without_connections(export.environment), setting)
+
+        return parse
+
+    return make
+
+
+def _without_connections(environment: Iterable[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
+    """Return the variables, without a number of connections of which Megatron-LM only wants that it is not 1."""
+    return [(name, None if value == "32" else value) for name, value in environment]
+
+
+def maxtext_parser() -> Parser:
+    """Make the parser of MaxText's settings.
+
+    Raises:
+        ImportError: MaxText is not installed.
+    """
+    raise ImportError("MaxText is in no package that this project can install")
+
+
 def nemo_parser() -> Parser:
     """Make the parser of NeMo's recipes.
 
@@ -486,7 +518,11 @@ def nanotron_parser() -> Parser:
 
 PARSERS: dict[str, Callable[[], Parser]] = {
     "deepspeed": deepspeed_parser,
+    "bridge": renamed_parser("bridge"),
     "flagscale": flagscale_parser,
+    "maxtext": maxtext_parser,
+    "swift": renamed_parser("swift"),
+    "verl": renamed_parser("verl"),
     "gpt-neox": gpt_neox_parser,
     "megatron": megatron_parser,
     "mindspeed": mindspeed_parser,

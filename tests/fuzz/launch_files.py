@@ -9,6 +9,7 @@ from hardware.io.config_file import read_text
 from tests.fuzz.mutation import Mutation, of_json, of_lines, of_yaml
 from tests.fuzz.target import Target
 from tests.support.studies import launch_scripts as scripts
+from tests.support.studies import recipe_scripts as recipes
 from tests.support.studies.training_logs import LOG
 from tuner.capture.read_records import read_records
 from tuner.capture.run_script import Capture
@@ -16,7 +17,7 @@ from tuner.imports.captured import import_captured
 from tuner.imports.flagscale import join_files
 from tuner.study_file.answers import Added
 from tuner.study_file.config import load_study
-from tuner.study_file.new_study import MOST_BYTES, NewStudy, new_study, read_import, read_log
+from tuner.study_file.new_study import MOST_BYTES, NewStudy, new_study, read_import, read_log, read_several
 
 ADDED = {
     "megatron": Added(cluster="dgx-h100"),
@@ -25,6 +26,7 @@ ADDED = {
     "nanotron": Added(cluster="dgx-h100", answers={"hosts": 2}),
     "gpt-neox": Added(cluster="dgx-h100", answers={"hosts": 12}),
     "flagscale": Added(cluster="dgx-h100", answers={"hosts": 4}),
+    "verl": Added(cluster="dgx-h100"),
     "hugging-face": Added(cluster="dgx-h100", answers={"hosts": 1, "sequence_length": 4096, "global_batch_size": 64}),
     "json": Added(cluster="dgx-h100", model="llama3-8b"),
     "log": Added(cluster="dgx-h100", answers={"sequence_length": 4096}),
@@ -128,7 +130,39 @@ def _target(framework: str, name: str, mutation: Mutation, *seeds: str) -> Targe
     return Target(name=f"init: {framework}", read=read, mutation=mutation, seeds=lambda: tuple(map(str.encode, seeds)))
 
 
+SETTLED = {
+    "recompute": "none",
+    "sequence_length": 8192,
+    "global_batch_size": 128,
+    "hosts": 4,
+    "sequence_parallel": False,
+    **dict.fromkeys(("pp", "tp", "cp", "vpp", "ep", "mbs"), 1),
+}
+"""Answers to what settings over a recipe leave open."""
+
+
+def _settings(program: str, script: str, *seeds: str) -> Target:
+    """Return the target of a program's scripts, or of the files beside this script."""
+
+    def read(data: bytes, folder: Path) -> None:
+        files = [folder / "run.sh", folder / "beside.py"] if script else [folder / "run.sh"]
+        files[0].write_text(script, encoding="utf-8")
+        files[-1].write_bytes(data)
+        imported = read_several(program, files)
+        added = Added(cluster="dgx-h100", model="llama3-8b", answers=SETTLED)
+        _load(new_study(imported, added, file=files[0], folder=folder), folder)
+
+    name = f"init: {program}{', with a file' if script else ''}"
+    return Target(name=name, read=read, mutation=of_lines, seeds=lambda: tuple(map(str.encode, seeds)))
+
+
 TARGETS = (
+    _settings("bridge", "", recipes.BRIDGE, recipes.BRIDGE_YAML),
+    _settings("bridge", recipes.BRIDGE.replace("8b", "70b"), recipes.BRIDGE_PYTHON),
+    _settings("swift", "", recipes.SWIFT, recipes.SWIFT_YAML),
+    _settings("maxtext", "", recipes.MAXTEXT),
+    _settings("maxtext", recipes.MAXTEXT, recipes.MAXTEXT_YAML),
+    _settings("nemo", "", recipes.NEMO),
     _target("megatron", "train.sh", of_lines, *SCRIPTS),
     _target("torchtitan", "train.toml", of_lines, *TORCHTITAN),
     _target("deepspeed", "ds.json", of_json, scripts.DEEPSPEED),
@@ -138,6 +172,7 @@ TARGETS = (
         *("flagscale", "train.yaml", of_yaml, scripts.FLAGSCALE_TRAIN),
         join_files(scripts.FLAGSCALE_EXPERIMENT, scripts.FLAGSCALE_TRAIN),
     ),
+    _target("verl", "run.sh", of_lines, recipes.VERL),
     _target("hugging-face", "config.json", of_json, scripts.CONFIG_JSON),
     _target("log", "train.log", of_lines, LOG, *LOGS),
     _target("json", "best.json", of_json, json.dumps(EXPORTED)),

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -37,10 +38,16 @@ from trials.trial_keys import AbstractTrialKeys, StudyParts
 class LogKeys(DocumentedModel):
     """`trial.log:` where no framework's name says it."""
 
-    pattern: Annotated[list[str], Field(min_length=1)]
+    pattern: Annotated[list[str], Field(min_length=1)] | None = None
     """Regular expressions with named groups for step time, memory and so on; see [your own
     command](own-command.md#what-is-read).
     """
+
+    format: str | None = None
+    """Name of a framework's format, in place of `pattern`."""
+
+    steps_per_line: Annotated[int, Field(ge=1, le=100_000)] = 1
+    """Number of training steps that the time of one line covers, as of the updates in verl's step."""
 
 
 class CommandKeys(AbstractTrialKeys):
@@ -58,9 +65,9 @@ class CommandKeys(AbstractTrialKeys):
     """Program and arguments, with [placeholders](own-command.md)."""
 
     flags: str | None = None
-    """Framework whose flags take the place of `{flags}`: `megatron`, `mindspeed` or `torchtitan` (up to
-    0.3; later versions take no flags). In a command of Megatron-LM or MindSpeed-LLM without `{flags}`, the flags in
-    which a configuration differs from the command are exchanged where they stand.
+    """Framework whose flags take the place of `{flags}`: `megatron`, `mindspeed`, `bridge`, `maxtext`, `swift`, `verl`
+    or `torchtitan` (up to 0.3; later versions take no flags). In a command without `{flags}`, of any of them but
+    torchtitan, the flags in which a configuration differs from the command are exchanged where they stand.
     """
 
     environment: dict[str, str | None] = Field(default_factory=dict)
@@ -70,8 +77,8 @@ class CommandKeys(AbstractTrialKeys):
     """Working directory of the command, relative to the study file."""
 
     log: str | LogKeys = "megatron"
-    """Format of the log lines: `megatron`, `mindspeed`, `torchtitan`, `deepspeed`, `nemo` or `nanotron`; or `{pattern:
-    [...]}`.
+    """Format of the log lines: `megatron`, `mindspeed`, `bridge`, `torchtitan`, `deepspeed`, `nemo`, `nanotron`,
+    `maxtext`, `swift` or `verl`; or `{pattern: [...]}`.
     """
 
     launch: Launch | Literal["slurm"] = "per_host"
@@ -368,8 +375,13 @@ def _find_pattern(log: str | LogKeys) -> LogPattern:
     if isinstance(log, str):
         with _errors_under("trial.log"):
             return find_pattern(log)
+    if (log.pattern is None) == (log.format is None):
+        raise ConfigError("needs either pattern or format", key="trial.log")
+    if log.format is not None:
+        with _errors_under("trial.log.format"):
+            return replace(find_pattern(log.format), steps_per_line=log.steps_per_line)
     with _errors_under("trial.log.pattern"):
-        return LogPattern(expressions=tuple(log.pattern))
+        return LogPattern(expressions=tuple(log.pattern or ()), steps_per_line=log.steps_per_line)
 
 
 @contextlib.contextmanager

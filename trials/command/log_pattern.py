@@ -4,6 +4,7 @@ A pattern is a few regular expressions. The name of a group states the quantity 
 
     iteration                                        number of the step
     step_s, step_ms, step_us                         time of a step
+    mean_step_s                                      mean time of all steps so far, with `iteration`
     steps_per_s, samples_per_s, tokens_per_s         rate of the whole job
     tokens_per_s_per_device                          rate of one device
     memory_bytes, memory_mb, memory_mib, ...         peak memory of a device; mb and gb are decimal
@@ -17,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hardware.io.errors import ConfigError, did_you_mean
 
@@ -29,7 +30,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SECONDS = {"step_s": 1.0, "step_ms": 1e-3, "step_us": 1e-6}
 _RATES = ("steps_per_s", "samples_per_s", "tokens_per_s", "tokens_per_s_per_device")
 _BYTES = {"memory_bytes": 1.0, "memory_mb": 1e6, "memory_gb": 1e9, "memory_mib": 2.0**20, "memory_gib": 2.0**30}
-GROUPS = ("iteration", *_SECONDS, *_RATES, *_BYTES)
+_MEAN = "mean_step_s"
+GROUPS = ("iteration", _MEAN, *_SECONDS, *_RATES, *_BYTES)
 """Names that the groups of a pattern may have."""
 
 
@@ -56,9 +58,11 @@ class Reading:
         step_time_s: Time of a step [s]; None if the line gives memory alone.
         iteration: Number of the step, if the line gives it.
         memory_bytes: Peak memory of a device [bytes], if the line gives it.
+        total_s: Time of all steps so far [s], if the line gives their mean; then it gives no time of a step.
     """
 
     step_time_s: float | None = None
+    total_s: float | None = None
     iteration: int | None = None
     memory_bytes: int | None = None
 
@@ -69,9 +73,11 @@ class LogPattern:
 
     Attributes:
         expressions: Regular expressions, each of which is searched for in every line.
+        steps_per_line: Number of training steps that the time of one line covers.
     """
 
     expressions: tuple[str, ...]
+    steps_per_line: int = 1
 
     def __post_init__(self) -> None:
         """Check the expressions.
@@ -92,7 +98,9 @@ class LogPattern:
                         value=expression,
                         nearest=did_you_mean(name, GROUPS),
                     )
-            timed = timed or any(name in _SECONDS or name in _RATES for name in names)
+            timed = (
+                timed or any(name in _SECONDS or name in _RATES for name in names) or {_MEAN, "iteration"} <= {*names}
+            )
         if not timed:
             raise ConfigError(
                 "has no group for the time of a step",
@@ -109,12 +117,31 @@ class LogPattern:
             if match is not None:
                 found |= {name: text for name, text in match.groupdict().items() if text is not None}
         seconds, memory_bytes = _step_time_s(found, step), _memory_bytes(found)
-        if seconds is None and memory_bytes is None:
+        iteration, mean_s = _number(found.get("iteration")), _number(found.get(_MEAN))
+        total_s = iteration * mean_s if iteration and mean_s else None
+        if seconds is None and memory_bytes is None and total_s is None:
             return None
-        iteration = _number(found.get("iteration"))
         return Reading(
-            step_time_s=seconds, iteration=None if iteration is None else int(iteration), memory_bytes=memory_bytes
+            step_time_s=None if seconds is None else seconds / self.steps_per_line,
+            total_s=total_s,
+            iteration=None if iteration is None else int(iteration),
+            memory_bytes=memory_bytes,
         )
+
+
+class Totals:
+    """Times of steps from lines that give the time of all steps so far."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, float] = (0, 0.0)
+
+    def of_step(self, reading: Reading) -> Reading:
+        """Return a reading with the mean time of the steps since the line before."""
+        if reading.total_s is None or reading.iteration is None:
+            return reading
+        steps, seconds = reading.iteration - self._last[0], reading.total_s - self._last[1]
+        self._last = (reading.iteration, reading.total_s)
+        return replace(reading, total_s=None, step_time_s=seconds / steps if steps > 0 and seconds > 0 else None)
 
 
 def _step_time_s(found: Mapping[str, str], step: StepSize) -> float | None:
@@ -157,6 +184,7 @@ _MEGATRON = LogPattern(
 
 LOG_PATTERNS: dict[str, LogPattern] = {
     "megatron": _MEGATRON,
+    "bridge": _MEGATRON,
     "mindspeed": _MEGATRON,
     "torchtitan": LogPattern(
         expressions=(
@@ -183,6 +211,19 @@ LOG_PATTERNS: dict[str, LogPattern] = {
             rf"cuda_max_memory_reserved: (?P<memory_bytes>{_FLOAT}[KMGT]?)",
         )
     ),
+    "maxtext": LogPattern(expressions=(rf"completed step: (?P<iteration>\d+), seconds: (?P<step_s>{_FLOAT}), ",)),
+    "swift": LogPattern(
+        expressions=(
+            rf"'iteration': '(?P<iteration>\d+)/.*?'memory\(GiB\)': (?P<memory_gib>{_FLOAT}), "
+            rf"'train_speed\(s/it\)': (?P<mean_step_s>{_FLOAT})",
+        )
+    ),
+    "verl": LogPattern(
+        expressions=(
+            rf"\bstep:(?P<iteration>\d+) - .*?timing_s/update_actor:(?P<step_s>{_FLOAT})",
+            rf"perf/max_memory_reserved_gb:(?P<memory_gib>{_FLOAT})",
+        )
+    ),
 }
 """Patterns by the names of the frameworks whose logs they read.
 
@@ -190,7 +231,10 @@ Sources: Megatron-LM megatron/training/training.py, `training_log`, and `report_
 2**20 bytes; MindSpeed-LLM calls the same; torchtitan torchtitan/components/metrics.py, where tps is per device and the
 memory the most reserved; DeepSpeed deepspeed/utils/timer.py, `ThroughputTimer`, whose batch is that of all replicas and
 whose GB are 2**30 bytes; NeMo 2 logs of `nemo.lightning` progress printers with its timing and memory callbacks, and
-the progress bar of NeMo 1; nanotron trainer.py, `train_step_logs`, whose K, M and G are powers of 1000.
+the progress bar of NeMo 1; Megatron-Bridge training/utils/train_utils.py, which prints Megatron-LM's lines; MaxText
+common/metric_logger.py; ms-swift swift/megatron/callbacks/print.py, whose time is the mean of all steps so far; verl
+trainer/ppo/ray_trainer.py and utils/tracking.py, of which the actor's update is read; nanotron trainer.py,
+`train_step_logs`, whose K, M and G are powers of 1000.
 """
 
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from hardware.io.errors import quote_value
 from hardware.io.output_file import new_file
-from trials.command.log_pattern import LogPattern, StepSize
+from trials.command.log_pattern import LogPattern, StepSize, Totals
 from trials.command.patience import TooSlowError, at_most
 
 HEARTBEAT_S = 1.0
@@ -49,6 +49,7 @@ class LogReader:
         self._tell = tell
         self._pattern = pattern
         self._step = step
+        self._totals = Totals()
         self._kept = _KeptLog(kept)
         self._rest = b""
         self._heard_s = 0.0
@@ -101,7 +102,7 @@ class LogReader:
             raise SlowLineError(message) from None
         now_s = time.monotonic()
         if reading is not None:
-            self._tell(reading)
+            self._tell(self._totals.of_step(reading))
         elif now_s - self._heard_s >= HEARTBEAT_S:
             self._tell(Printed())
             self._heard_s = now_s

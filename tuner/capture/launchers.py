@@ -8,7 +8,10 @@ from itertools import pairwise
 
 from tuner.capture.slurm import Allocation
 
-TRAINING = ("python", "python3", "torchrun", "deepspeed", "accelerate", "colossalai", "msrun", "composer", "ds")
+TRAINING = (
+    *("python", "python3", "torchrun", "deepspeed", "accelerate", "colossalai", "msrun", "composer", "ds"),
+    *("megatron", "nemo"),
+)
 """Programs that start a training; a stand-in writes their command down."""
 ALIASES = {"deepspeed.pt": "deepspeed", "ft_launcher": "torchrun"}
 """Other names of launchers: DeepSpeed's of 2019, and that of nvidia-resiliency-ext, which takes torchrun's options."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # these load numpy
     from tuner.study_file.word_differences import Difference
 
 _File = Path | None
+_SCRIPTS = ("megatron", "torchtitan", "bridge", "maxtext", "nemo", "swift", "verl")
+"""Frameworks whose file may be a script, which takes arguments."""
 
 
 @with_options({question.key: (question.metavar, question.help) for question in QUESTIONS.values()})
@@ -50,7 +52,12 @@ def init(
         bool, Option("--unconfined", help="Run it also where nothing can be put between the script and this machine.")
     ] = False,
     from_megatron: Annotated[_File, Option(metavar="SCRIPT", help="Launch script, or a file of flags.")] = None,
-    from_torchtitan: Annotated[_File, Option(metavar="FILE", help="TOML file, or a script with flags.")] = None,
+    from_torchtitan: Annotated[
+        list[Path] | None,
+        Option(
+            metavar="FILE", help="TOML file, or a script with flags; TOML or the Python of its recipe may follow it."
+        ),
+    ] = None,
     from_deepspeed: Annotated[_File, Option(metavar="FILE", help="JSON configuration file.")] = None,
     from_nanotron: Annotated[_File, Option(metavar="FILE", help="YAML configuration file.")] = None,
     from_gpt_neox: Annotated[
@@ -58,6 +65,25 @@ def init(
     ] = None,
     from_flagscale: Annotated[
         _File, Option(metavar="FILE", help="YAML file of an experiment, or the one it names for training.")
+    ] = None,
+    from_bridge: Annotated[
+        list[Path] | None,
+        Option(metavar="FILE", help="Script or YAML of Megatron-Bridge; a recipe's YAML may follow its script."),
+    ] = None,
+    from_maxtext: Annotated[
+        list[Path] | None,
+        Option(metavar="FILE", help="Script or YAML of MaxText; the YAML that a script names may follow it."),
+    ] = None,
+    from_nemo: Annotated[
+        list[Path] | None,
+        Option(metavar="FILE", help="Script or YAML of NeMo; the YAML of its recipe may follow a script."),
+    ] = None,
+    from_swift: Annotated[
+        list[Path] | None,
+        Option(metavar="FILE", help="Script or YAML of Megatron-SWIFT; the YAML that a script names may follow it."),
+    ] = None,
+    from_verl: Annotated[
+        _File, Option(metavar="SCRIPT", help="Script of verl with Megatron, for its actor's training.")
     ] = None,
     from_hugging_face: Annotated[
         _File, Option(metavar="FILE", help="A model's config.json; the study then has no current configuration.")
@@ -127,15 +153,17 @@ def init(
     --capture is given: then your script runs, with stand-ins that record the training command instead of training. If
     something is left open, the error message names the option to add.
     """
+    several = {"torchtitan": from_torchtitan, "gpt-neox": from_gpt_neox, "bridge": from_bridge, "maxtext": from_maxtext}
+    several |= {"nemo": from_nemo, "swift": from_swift}
     files = {
         "megatron": from_megatron,
-        "torchtitan": from_torchtitan,
         "deepspeed": from_deepspeed,
         "nanotron": from_nanotron,
-        "gpt-neox": from_gpt_neox[0] if from_gpt_neox else None,
         "flagscale": from_flagscale,
+        "verl": from_verl,
         "hugging-face": from_hugging_face,
         "json": from_json,
+        **{framework: given[0] if given else None for framework, given in several.items()},
         "log": from_log,
     }
     own: tuple[tuple[World, str | None, str | None], ...] = (("jax", from_jax, from_torch), ("torch", from_torch, None))
@@ -147,7 +175,9 @@ def init(
             _init_own_step(world, factory, cluster, {**beside, **answers}, out, force=force, as_json=as_json)
             return
     chosen = [(framework, file) for framework, file in files.items() if file is not None and framework != "log"]
-    if len(chosen) + capture > 1 or not (chosen or capture or from_log) or (capture and from_log):
+    # a recipe's file beside a captured command
+    recipe = chosen[0][0] if capture and len(chosen) == 1 and chosen[0][0] in {*several} - {"gpt-neox"} else ""
+    if (len(chosen) + capture > 1 and not recipe) or not (chosen or capture or from_log) or (capture and from_log):
         options = ", ".join(f"--from-{framework}" for framework in (*files, "jax", "torch"))
         raise ConfigError(f"needs exactly one of {options}, --capture", key="init")
     if out.suffix not in (".yaml", ".yml"):
@@ -156,7 +186,7 @@ def init(
 
     from hardware.io.config_file import read_text
     from tuner.study_file.answers import Added, parse_answer, parse_ignored
-    from tuner.study_file.new_study import MOST_BYTES, read_gpt_neox, read_import, read_log, with_command
+    from tuner.study_file.new_study import MOST_BYTES, read_import, read_log, read_several, with_command
 
     given = {key: text for key, text in answers.items() if text is not None}
     named = {"cluster": cluster, "model": model, "runtime": runtime, "config": config, **given}
@@ -168,20 +198,22 @@ def init(
         answers=({} if config is None else _parse_config(config))
         | {key: parse_answer(key, text) for key, text in given.items()},
         ignored=parse_ignored(ignore_flags or ""),
-        command=_command_so_far(files, named, out, arguments, capture=capture),
+        command=_command_so_far({**files, **several}, named, out, arguments, capture=capture),
     )
     words = None if arguments is None else tuple(arguments)
-    if words and not capture and any(framework not in ("megatron", "torchtitan") for framework, _ in chosen):
+    if words and not capture and any(framework not in _SCRIPTS for framework, _ in chosen):
         raise ConfigError("only a script has arguments", key="--", value=" ".join(hide_words(words)))
     scripts = [
         read_import(framework, path, read_text(path, most_bytes=MOST_BYTES), arguments=words)
         for framework, path in chosen
-        if framework != "gpt-neox"
+        if framework not in several
     ]
-    scripts += [read_gpt_neox(from_gpt_neox)] if from_gpt_neox else []
+    scripts += [read_several(name, given, words) for name, given in several.items() if given and not recipe]
     captured: Capture | None = None
     if capture:
-        imported, file, captured = captured_import(arguments or (), yes=yes, unconfined=unconfined)
+        imported, file, captured = captured_import(
+            arguments or (), yes=yes, unconfined=unconfined, beside=(several[recipe] or ()) if recipe else ()
+        )
     elif from_log is None:
         imported, file = scripts[0], chosen[0][1]
     else:
@@ -282,7 +314,7 @@ def _init_own_step(
 
 
 def _command_so_far(
-    files: Mapping[str, Path | None],
+    files: Mapping[str, Path | list[Path] | None],
     options: Mapping[str, str | None],
     out: Path,
     arguments: Sequence[str] | None,
@@ -291,11 +323,11 @@ def _command_so_far(
 ) -> tuple[str, str]:
     """Return the command line as it was given: up to `--`, and from there on."""
     words = ["meshtune", "init", *(["--capture"] if capture else [])]
-    named = {f"from-{name}": file for name, file in files.items()} | {
-        key.replace("_", "-"): options[key] for key in options
-    }
-    for name, value in named.items():
-        words += [] if value is None else [f"--{name}", str(value)]
+    for name, given in files.items():
+        for file in given if isinstance(given, list) else [given]:
+            words += [] if file is None else [f"--from-{name}", str(file)]
+    for key, value in options.items():
+        words += [] if value is None else [f"--{key.replace('_', '-')}", value]
     words += ["--out", str(out)] if out != Path("study.yaml") else []
     return shlex.join(words), shlex.join(["--", *hide_words(arguments)]) if arguments else ""
 

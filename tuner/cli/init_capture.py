@@ -29,22 +29,28 @@ NAMED = 8
 _WORDS = {"namespaces": "namespaces of its own", "guard": "Landlock and a filter of system calls"}
 
 
-def captured_import(command: Sequence[str], *, yes: bool, unconfined: bool) -> tuple[Imported, Path, Capture]:
+def captured_import(
+    command: Sequence[str], *, yes: bool, unconfined: bool, beside: Sequence[Path] = ()
+) -> tuple[Imported, Path, Capture]:
     """Run the command with stand-ins, after the user agreed, and return what it would have trained and its script.
 
     Args:
         command: Program and arguments.
         yes: Whether the user has agreed already.
         unconfined: Whether the user has agreed to a run without a boundary.
+        beside: Files with the recipe that the captured command runs.
 
     Raises:
         ConfigError: there is no command, the user did not agree, no boundary is possible, or no training command was
             captured.
     """
+    from hardware.io.config_file import read_text
     from tuner.capture.run_script import LIMIT_S
     from tuner.imports.captured import import_captured, without_known_secrets
     from tuner.study_file.answers import SCRIPTS
+    from tuner.study_file.new_study import MOST_BYTES
 
+    recipe = "\n".join(read_text(file, most_bytes=MOST_BYTES) for file in beside)
     if not command:
         raise ConfigError("needs the command that trains", key="--capture", nearest="--capture -- bash train.sh")
     script = next((Path(word) for word in command if word.endswith(SCRIPTS)), Path(command[0]))
@@ -54,7 +60,7 @@ def captured_import(command: Sequence[str], *, yes: bool, unconfined: bool) -> t
     check_temporary("the script's scratch folder")
     captured = _captured(command, yes=yes, unconfined=unconfined)
     try:
-        imported = import_captured(captured)
+        imported = import_captured(captured, recipe=recipe)
     except ConfigError as error:
         raise error.in_file(str(script)) from None
     told = without_known_secrets(captured)

@@ -481,7 +481,8 @@ def export(
         str,
         Option(
             metavar="TARGET",
-            help="megatron, torchtitan, torchtitan-main, deepspeed, mindspeed, nemo, nanotron, gpt-neox, flagscale "
+            help="megatron, torchtitan, torchtitan-main, bridge, swift, verl, maxtext, deepspeed, mindspeed, nemo, "
+            "nanotron, gpt-neox, flagscale "
             "or json; jax or torch for a step of your own in it.",
             autocompletion=cli_completion.targets,
         ),

@@ -25,7 +25,10 @@ from tuner.imports.gpt_neox import import_gpt_neox, merge_gpt_neox
 from tuner.imports.imported import Imported, SlurmOptions
 from tuner.imports.megatron import SIGNS, import_megatron
 from tuner.imports.nanotron import import_nanotron
+from tuner.imports.registry import WITH_FILE
 from tuner.imports.session import is_of_tool
+from tuner.imports.settings.programs import program_of
+from tuner.imports.settings.verl import import_verl
 from tuner.imports.slurm_launch import slurm_options
 from tuner.imports.torchtitan import import_torchtitan
 from tuner.imports.trainer_flags import SIGN, import_trainer
@@ -67,19 +70,27 @@ class _Reading:
             return import_megatron(self.text)
         if self.framework == "torchtitan":
             return import_torchtitan(self.text, file=self.file)
+        if self.framework in WITH_FILE:
+            return WITH_FILE[self.framework](self.text, file=self.file)
+        if self.framework == "verl":
+            return import_verl(self.text)
         if self.framework == "trainer":
             return import_trainer(self.text, config=self.file or None)
         of_file = {"nanotron": import_nanotron, "gpt-neox": import_gpt_neox, "deepspeed": import_deepspeed}
         return of_file[self.framework](self.file)
 
 
-def import_captured(captured: Capture) -> Imported:
+def import_captured(captured: Capture, *, recipe: str = "") -> Imported:
     """Read the first training command that a capture wrote down.
+
+    Args:
+        captured: Capture of a script.
+        recipe: Text of the file with the recipe that a command runs, where no word of it names one.
 
     Raises:
         ConfigError: no recorded command is one of a known framework, or a value in it is invalid.
     """
-    readings = [reading for record in captured.records if (reading := _reading(record, captured)) is not None]
+    readings = [reading for record in captured.records if (reading := _reading(record, captured, recipe)) is not None]
     if not readings:
         raise _nothing(captured)
     first, found = _first_read(readings)
@@ -128,7 +139,7 @@ def _first_read(readings: Sequence[_Reading]) -> tuple[_Reading, Imported]:
     raise ConfigError(error.rule, key=key, value=error.value, nearest=error.nearest)
 
 
-def _reading(record: Record, captured: Capture) -> _Reading | None:
+def _reading(record: Record, captured: Capture, recipe: str) -> _Reading | None:
     """Return how to read a recorded command, or None if it is not one of a known framework."""
     if record.held_back:
         return None
@@ -138,9 +149,15 @@ def _reading(record: Record, captured: Capture) -> _Reading | None:
     nanotron = next((text for _, text in yamls if re.search(r"^parallelism:", text, re.M)), "")
     is_neox = bool(yamls) and any(word.endswith("deepy.py") for word in record.words)
     config = _deepspeed_file(record)
+    program = program_of(record.words)
     ways = (
+        (program, bool(program), recipe or (yamls[0][1] if yamls else "")),
         ("megatron", bool(SIGNS & names), ""),
-        ("torchtitan", bool(toml) or _has_prefix(names, "--parallelism.") or _is_titans(names), toml),
+        (
+            "torchtitan",
+            bool(toml) or _has_prefix(names, "--parallelism.") or _is_titans(names, record.words),
+            toml or recipe,
+        ),
         ("nanotron", bool(nanotron), nanotron),
         ("gpt-neox", is_neox, merge_gpt_neox(yamls) if is_neox else ""),
         ("trainer", SIGN in names and bool(names & set(_CONFIG)), config or ""),
@@ -158,9 +175,10 @@ def _has_prefix(names: set[str], prefix: str) -> bool:
     return any(name.startswith(prefix) for name in names)
 
 
-def _is_titans(names: set[str]) -> bool:
-    """Return whether flags of a section `training` are torchtitan's; MindSpeed-LLM's have `parallel` beside it."""
-    return _has_prefix(names, "--training.") and not _has_prefix(names, "--parallel.")
+def _is_titans(names: set[str], words: Sequence[str]) -> bool:
+    """Return whether a command is torchtitan's; of MindSpeed-LLM, `parallel` stands beside flags of `training`."""
+    is_trainer = "torchtitan.train" in words or any(word.endswith("torchtitan/train.py") for word in words)
+    return is_trainer or (_has_prefix(names, "--training.") and not _has_prefix(names, "--parallel."))
 
 
 def _as_script(record: Record, captured: Capture) -> str:

@@ -93,6 +93,7 @@ class LaunchCommand:
         shows_secret: Whether an option of Slurm shows a secret, which no variable can stand for there.
         directory: Working directory of the command.
         script: Name of the script, if the configuration was imported from another file.
+        steps_per_line: Number of training steps that the time of one line of its log covers.
         slurm: Options of the job that each trial is; None if the script says nothing of Slurm.
         moves: Last `cd` of the script before the command if its target is not a known absolute path, otherwise empty.
     """
@@ -113,6 +114,7 @@ class LaunchCommand:
     slurm: SlurmOptions | None = None
     moves: str = ""
     script: str = ""
+    steps_per_line: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -61,7 +61,7 @@ def import_megatron(text: str, *, is_log: bool = False) -> Imported:
     name = launch.name if launch else ""
     described = import_flags(listed, program=name, beside=text, hidden=hidden, is_log=is_log)
     unread: list[Unread] = []
-    hosts, devices_per_host = _devices(text, launch, unread)
+    hosts, devices_per_host = launched_devices(text, launch, unread)
     command = None if launch is None else command_of(launch, script, runtime=described.runtime)
     return replace(
         described,
@@ -173,7 +173,7 @@ def _holds_flags(words: Sequence[Argument]) -> bool:
     return bool(words) and words[0].text.startswith("--") and not names.isdisjoint(known)
 
 
-def _devices(text: str, launch: Launch | None, unread: list[Unread]) -> tuple[int | None, int | None]:
+def launched_devices(text: str, launch: Launch | None, unread: list[Unread]) -> tuple[int | None, int | None]:
     """Return the number of hosts and of devices per host, each None if unknown.
 
     The flags of torchrun take precedence over the `#SBATCH` lines of a Slurm script.

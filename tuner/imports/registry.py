@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from tuner.imports.deepspeed import import_deepspeed
 from tuner.imports.flagscale import import_flagscale
@@ -12,6 +13,11 @@ from tuner.imports.imported import Imported
 from tuner.imports.json_import import import_json
 from tuner.imports.megatron import import_megatron
 from tuner.imports.nanotron import import_nanotron
+from tuner.imports.settings.bridge import import_bridge
+from tuner.imports.settings.maxtext import import_maxtext
+from tuner.imports.settings.nemo import import_nemo
+from tuner.imports.settings.swift import import_swift
+from tuner.imports.settings.verl import import_verl
 from tuner.imports.torchtitan import import_torchtitan
 
 Importer = Callable[[str], Imported]
@@ -20,13 +26,32 @@ Importer = Callable[[str], Imported]
 It raises a ConfigError without the file's name if the text is not a valid configuration.
 """
 
+
+class ImporterOfTwo(Protocol):
+    """Function that reads a script together with the file that holds what its command does not state."""
+
+    def __call__(self, text: str, *, file: str = "") -> Imported:
+        """Read both; the file's text is empty if there is none."""
+        ...
+
+
+WITH_FILE: dict[str, ImporterOfTwo] = {
+    "bridge": import_bridge,
+    "maxtext": import_maxtext,
+    "nemo": import_nemo,
+    "swift": import_swift,
+    "torchtitan": import_torchtitan,
+}
+"""Importers of programs whose command stands over a recipe or a file, which may be given too."""
+
 IMPORTERS: dict[str, Importer] = {
     "megatron": import_megatron,
-    "torchtitan": import_torchtitan,
     "deepspeed": import_deepspeed,
     "nanotron": import_nanotron,
     "gpt-neox": import_gpt_neox,
     "flagscale": import_flagscale,
     "hugging-face": import_hugging_face,
     "json": import_json,
+    "verl": import_verl,
+    **WITH_FILE,
 }

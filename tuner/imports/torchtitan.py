@@ -25,6 +25,8 @@ from tuner.imports.flags import Flag, Flags, flag_name, flags_among
 from tuner.imports.imported import Imported, LaunchCommand, Unread
 from tuner.imports.keys import Keys
 from tuner.imports.megatron import SIGNS as MEGATRON
+from tuner.imports.settings.python_recipe import functions_of
+from tuner.imports.titan_recipe import read_titan_recipe
 from tuner.imports.torchrun import launch_of
 from tuner.imports.torchtitan_command import command_of
 from tuner.imports.torchtitan_keys import doubts_about
@@ -96,7 +98,8 @@ def import_torchtitan(text: str, *, file: str = "") -> Imported:
 
     Args:
         text: Text of the file or the script.
-        file: Text of the TOML file that the script's command names; its flags replace values of the file.
+        file: Text of the TOML file that the script's command names, or of the Python with its recipe; flags of the
+            command replace values of the file.
 
     Raises:
         ConfigError: the text is not a torchtitan configuration, or a value is invalid.
@@ -268,7 +271,7 @@ def _read(text: str, file: str) -> tuple[Mapping[str, Any], tuple[int, int] | No
         problem = str(error)
     script = read_script(text)
     words = [word for command in script.commands for word in command.words]
-    mapping: dict[str, Any] = tomllib.loads(file) if file else {}
+    mapping = _of_file(file, words) if file else {}
     # Collect the flags into the sections that a TOML file would have.
     for flag in flags_among(words):
         section, dot, key = flag.name.removeprefix("--").partition(".")
@@ -293,6 +296,25 @@ def _read(text: str, file: str) -> tuple[Mapping[str, Any], tuple[int, int] | No
     if not all(re.fullmatch(r"[1-9][0-9]{0,4}", text) for text in sizes):
         return mapping, None, _command(script)
     return mapping, (int(sizes[0]), int(sizes[1])), _command(script)
+
+
+def _of_file(file: str, words: Sequence[Argument]) -> dict[str, Any]:
+    """Return the sections of the file beside a script: TOML, or Python with the recipe that the command names.
+
+    Raises:
+        ConfigError: It is neither, or has no such recipe.
+    """
+    try:
+        return tomllib.loads(file)
+    except (ValueError, RecursionError) as error:
+        functions = functions_of(file)
+        if functions is None:
+            raise ConfigError(f"the second file is neither TOML ({error}) nor Python with recipes") from None
+    flags = Flags(flags_among(words))
+    module, name = flags.text("--module") or "", flags.text("--config") or ""
+    sections = read_titan_recipe(functions, name)
+    sections["model"] = {"name": module, **sections.get("model", {})}
+    return sections
 
 
 def _no_configuration(text: str, words: Sequence[Argument], problem: str) -> ConfigError:
@@ -415,6 +437,8 @@ def _precision(keys: Keys, unread: list[Unread]) -> str:
     old = keys.value("float8.enable_float8_linear", "training.enable_fp8_linear", "training.fp8_linear")
     if old or any("float8" in one for one in _converters(keys)):
         return "fp8"
+    if any("nvfp4" in one for one in _converters(keys)):
+        return "nvfp4"
     if any("mx" in one for one in _converters(keys)):
         unread.append(Unread(what="model.converters", why="the MX format is read as fp8"))
         return "fp8"

@@ -10,15 +10,20 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.io.errors import ConfigError
-from trials.framework_flags import FlagExporter, Flags, WordRules
+from trials.command.own_words import flag_of
+from trials.framework_flags import FlagExporter, Flags, ReadFlags, WordRules
 from tuner.export import find_exporter
-from tuner.export.megatron_flags import GROUPS, NEVER_ADDED, NEVER_REMOVED
+from tuner.export.bridge import BRIDGE
+from tuner.export.megatron_flags import GROUPS, NEVER_ADDED, NEVER_REMOVED, PP
+from tuner.export.renamed import STAGES, keys_of
+from tuner.export.swift import SWIFT
+from tuner.export.verl import VERL
 from tuner.imports.bash.texts import Argument
 from tuner.imports.flags import flags_among
 from tuner.imports.megatron import import_flags
 from tuner.imports.present import present_of
 
-WITH_FLAGS = ("megatron", "mindspeed", "torchtitan")
+WITH_FLAGS = ("bridge", "maxtext", "megatron", "mindspeed", "swift", "torchtitan", "verl")
 """Exporters that write flags."""
 
 ENDS_COMMAND = ("torchtitan",)
@@ -27,7 +32,14 @@ ENDS_COMMAND = ("torchtitan",)
 _LAYERS = "--num-layers"
 _OF_MEGATRON = WordRules(groups=GROUPS, never_added=NEVER_ADDED, never_removed=NEVER_REMOVED)
 _RULES = {"megatron": _OF_MEGATRON, "mindspeed": _OF_MEGATRON}
-"""Rules by which the flags of a command are exchanged in place, by the exporters that can."""
+"""Rules by which the flags of a command are exchanged in place, by the exporters whose words say a configuration."""
+_RENAMED = {
+    program.target: WordRules(groups={flag_of(f"--{key}"): PP for key in keys_of(program, STAGES)})
+    if program is SWIFT
+    else WordRules(groups={flag_of(f"{key}="): PP for key in keys_of(program, STAGES)})
+    for program in (BRIDGE, SWIFT, VERL)
+} | {"maxtext": WordRules()}
+"""The same for programs with settings over a recipe: their words say a part, and `current` the whole."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,14 +102,39 @@ class SaidFlags:
         return replace(self.setting, job=job), ParallelConfig(**{**fixed, **present.current})  # type: ignore[arg-type] # checked by it
 
 
-def flag_exporters(setting: Setting) -> dict[str, FlagExporter]:
-    """Return the exporters of all frameworks that take flags, by name."""
-    return {
-        name: FlagExporter(
-            write=ExportedFlags(setting=setting, target=name),
-            ends_command=name in ENDS_COMMAND,
-            read=SaidFlags(setting=setting, target=name) if name in _RULES else None,
-            rules=_RULES.get(name, WordRules()),
-        )
-        for name in WITH_FLAGS
-    }
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PresentFlags:
+    """Function that writes the configuration in use today, whatever the words of a command say of it.
+
+    Attributes:
+        write: Function that writes a configuration.
+        current: Configuration in use today; without one the command says nothing, and a trial states all.
+    """
+
+    write: ExportedFlags
+    current: ParallelConfig | None
+
+    def __call__(self, _: Sequence[str]) -> Flags:
+        """Return the flags of the configuration in use today."""
+        return Flags() if self.current is None else self.write(self.current)
+
+
+def flag_exporters(setting: Setting, current: ParallelConfig | None = None) -> dict[str, FlagExporter]:
+    """Return the exporters of all frameworks that take flags, by name.
+
+    Args:
+        setting: Job, cluster and runtime of the study.
+        current: Configuration in use today, if the study states it.
+    """
+    return {name: _exporter(name, ExportedFlags(setting=setting, target=name), current) for name in WITH_FLAGS}
+
+
+def _exporter(name: str, write: ExportedFlags, current: ParallelConfig | None) -> FlagExporter:
+    read: ReadFlags | None = None
+    if name in _RULES:
+        read = SaidFlags(setting=write.setting, target=name)
+    elif name in _RENAMED:
+        read = PresentFlags(write=write, current=current)
+    return FlagExporter(
+        write=write, ends_command=name in ENDS_COMMAND, read=read, rules={**_RULES, **_RENAMED}.get(name, WordRules())
+    )

@@ -24,7 +24,7 @@ from hardware.io.input_file import open_input, reading_errors
 from hardware.io.secret_texts import hide
 from hardware.launched_hosts import launched
 from trials.command.log_pattern import StepSize
-from tuner.imports import IMPORTERS, Imported, Present, present_of
+from tuner.imports import IMPORTERS, WITH_FILE, Imported, Present, present_of
 from tuner.imports.bash.script import with_arguments
 from tuner.imports.facts import facts_beyond
 from tuner.imports.flags import flag_name
@@ -101,7 +101,26 @@ def read_import(framework: str, file: Path, text: str, arguments: tuple[str, ...
         raise error.in_file(str(file)) from None
 
 
-def read_gpt_neox(files: Sequence[Path]) -> Imported:
+def read_several(framework: str, files: Sequence[Path], arguments: tuple[str, ...] | None = None) -> Imported:
+    """Read the files of one training: those that GPT-NeoX's launcher merges, or a script with one file beside it.
+
+    Recipes in Python may stand in several files.
+
+    Raises:
+        ConfigError: They describe no configuration, or cannot be joined; the message names a file.
+    """
+    if framework == "gpt-neox":
+        return _read_gpt_neox(files)
+    if len(files) > 2 and any(file.suffix != ".py" for file in files[1:]):
+        raise ConfigError("is given more than twice: a script, and one file beside it", key=f"--from-{framework}")
+    text, *beside = (read_text(file, most_bytes=MOST_BYTES) for file in files)
+    try:
+        return WITH_FILE[framework](with_arguments(text, arguments) if arguments else text, file="\n".join(beside))
+    except ConfigError as error:
+        raise error.in_file(str(files[0])) from None
+
+
+def _read_gpt_neox(files: Sequence[Path]) -> Imported:
     """Read the files of one training with GPT-NeoX, merged as its launcher merges them.
 
     Raises:

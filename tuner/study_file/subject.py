@@ -121,10 +121,12 @@ def _choose_model(keys: StudyKeys, cluster: Cluster, base_dir: Path) -> Chosen:
     check_absent_dimensions(setting, options)
     if group is None:
         check_possible_values(setting, options)
+    subject = CatalogSubject(trained=setting) if group is None else ReplaySubject(predicted=setting, group=group)
+    current = subject.current(keys.current, options)
     return Chosen(
-        subject=CatalogSubject(trained=setting) if group is None else ReplaySubject(predicted=setting, group=group),
+        subject=subject,
         options=options,
-        parts=SubjectParts(setting=setting, measured=group, flag_exporters=flag_exporters(setting)),
+        parts=SubjectParts(setting=setting, measured=group, flag_exporters=flag_exporters(setting, current)),
         catalog=KnobCatalog(
             setting=setting, options=options, framework=keys.trial.framework(), files=tuple(keys.trial.config_files())
         ),

@@ -140,7 +140,9 @@ def _command(command: LaunchCommand) -> list[str]:
         *_slurm(command.slurm),
         *environment,
         f"  directory: {_scalar(command.directory)}  # where the command begins, relative to this file",
-        f"  log: {command.framework}",
+        f"  log: {command.framework}"
+        if command.steps_per_line == 1
+        else f"  log: {_flow({'format': command.framework, 'steps_per_line': command.steps_per_line})}",
     ]
 
 

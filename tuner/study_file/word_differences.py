@@ -55,10 +55,11 @@ def word_differences(command: LaunchCommand, backend: CommandBackend, current: P
         for name, value in variables.items()
     ]
     own = dict(command.environment)
+    named = {segment.name for segment in segments_of(script)}
     found += [
         Difference(script=name, trial=f"{name}={own[name]}" if name in own else "", why=why)
         for name, why in command.reasons.items()
-        if not name.startswith("-")
+        if not name.startswith("-") and name not in named
     ]
     changes = command.slurm.changes if command.slurm else ()
     return [*found, *(Difference(script=before, trial=after, why=why) for before, after, why in changes)]

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from tests.oracles.frameworks.deepspeed import check_deepspeed, said_by_deepspeed
 from tests.oracles.frameworks.flagscale import check_flagscale
 from tests.oracles.frameworks.gpt_neox import check_gpt_neox, said_by_gpt_neox
+from tests.oracles.frameworks.maxtext import check_maxtext, said_by_maxtext
 from tests.oracles.frameworks.megatron import check_megatron, said_by_megatron
 from tests.oracles.frameworks.mindspeed import check_mindspeed, said_by_mindspeed
 from tests.oracles.frameworks.nanotron import check_nanotron, said_by_nanotron
 from tests.oracles.frameworks.nemo import check_nemo, said_by_nemo
 from tests.oracles.frameworks.published_rules import Facts
+from tests.oracles.frameworks.renamed import check_renamed, said_by_renamed
 from tests.oracles.frameworks.torchtitan import (
     check_torchtitan,
     check_torchtitan_main,
@@ -36,17 +38,26 @@ class Check:
     said: Callable[[Values, Facts], dict[str, FlagValue]]
 
 
+def _renamed(program: str) -> Check:
+    """Return the check of a program that runs megatron-core with keys of its own."""
+    return Check(read=lambda export, facts: check_renamed(program, export.arguments, facts), said=said_by_renamed)
+
+
 CHECKS: dict[str, Check] = {
+    "bridge": _renamed("bridge"),
     "deepspeed": Check(read=lambda export, facts: check_deepspeed(export.text, facts), said=said_by_deepspeed),
     "flagscale": Check(read=lambda export, facts: check_flagscale(export.text, facts), said=said_by_megatron),
     "gpt-neox": Check(read=lambda export, facts: check_gpt_neox(export.text, facts), said=said_by_gpt_neox),
+    "maxtext": Check(read=lambda export, facts: check_maxtext(export.arguments, facts), said=said_by_maxtext),
     "megatron": Check(read=lambda export, facts: check_megatron(export.arguments, facts), said=said_by_megatron),
     "mindspeed": Check(read=lambda export, facts: check_mindspeed(export.arguments, facts), said=said_by_mindspeed),
     "nanotron": Check(read=lambda export, facts: check_nanotron(export.text, facts), said=said_by_nanotron),
     "nemo": Check(read=lambda export, facts: check_nemo(export.text, facts), said=said_by_nemo),
+    "swift": _renamed("swift"),
     "torchtitan": Check(read=lambda export, facts: check_torchtitan(export.arguments, facts), said=said_by_torchtitan),
     "torchtitan-main": Check(
         read=lambda export, facts: check_torchtitan_main(export.text, facts), said=said_by_torchtitan_main
     ),
+    "verl": _renamed("verl"),
 }
 """Checks of all exports that a framework reads."""

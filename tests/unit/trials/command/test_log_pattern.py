@@ -1,11 +1,13 @@
 """Lines as the frameworks print them; the sources stand beside `LOG_PATTERNS`."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.io.errors import ConfigError
-from trials.command.log_pattern import GROUPS, LOG_PATTERNS, LogPattern, Reading, StepSize, find_pattern
+from trials.command.log_pattern import GROUPS, LOG_PATTERNS, LogPattern, Reading, StepSize, Totals, find_pattern
 
 STEP = StepSize(samples=64, tokens=64 * 4096, devices=8)
 
@@ -38,6 +40,26 @@ LINES = {
         " [2024-11-20 14:55:23] iteration        5/    2000 | consumed samples:           40 | elapsed time per "
         "iteration (ms): 2500.0 | learning rate: 1.250E-06 | global batch size:     8 | lm loss: 1.1E+01 |",
         Reading(step_time_s=2.5, iteration=5),
+    ),
+    "bridge": (
+        " [2026-08-20 10:00:00] iteration        5/      50 | consumed samples:  40 | elapsed time per iteration (ms): "
+        "1250.0 | learning rate: 1.25E-06 |",
+        Reading(step_time_s=1.25, iteration=5),
+    ),
+    "maxtext": (
+        "completed step: 7, seconds: 2.125, TFLOP/s/device: 310.000, Tokens/s/device: 9000.000, total_weights: 65536, "
+        "loss: 10.100",
+        Reading(step_time_s=2.125, iteration=7),
+    ),
+    "swift": (
+        "{'loss': 1.25, 'grad_norm': 0.5, 'learning_rate': 1e-05, 'iteration': '4/100', 'elapsed_time': '10s', "
+        "'remaining_time': '4m 0s', 'memory(GiB)': 40.5, 'train_speed(s/it)': 2.5}",
+        Reading(total_s=10.0, iteration=4, memory_bytes=round(40.5 * 2**30)),
+    ),
+    "verl": (
+        "(TaskRunner pid=1) step:3 - actor/entropy:0.4 - perf/max_memory_reserved_gb:60.5 - timing_s/gen:20.0 - "
+        "timing_s/update_actor:8.5 - timing_s/step:40.0",
+        Reading(step_time_s=8.5, iteration=3, memory_bytes=round(60.5 * 2**30)),
     ),
     "torchtitan": (
         "[rank0]:[titan] 2025-05-05 10:00:00,000 - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  7.9000  "
@@ -130,3 +152,22 @@ def test_no_number_breaks_the_reading(number, group):
     reading = LogPattern(expressions=(f"value=(?P<{group}>.*)", *time)).reading(f"value={number}", STEP)
 
     assert reading is None or reading.memory_bytes or (reading.step_time_s or 0) > 0
+
+
+def test_a_mean_of_all_steps_gives_the_time_of_each():
+    """Lines with the mean so far say the time between them: 3 s for the first, then 1 s for each of two."""
+    pattern, totals = LOG_PATTERNS["swift"], Totals()
+    lines = [
+        f"'iteration': '{step}/9', 'memory(GiB)': 1, 'train_speed(s/it)': {mean}" for step, mean in ((1, 3), (3, 5 / 3))
+    ]
+
+    found = [totals.of_step(pattern.reading(line, STEP)) for line in lines]
+
+    assert [round(one.step_time_s, 6) for one in found] == [3.0, 1.0]
+
+
+def test_a_line_of_several_steps():
+    """A line that covers four steps gives the time of one."""
+    pattern = replace(LOG_PATTERNS["verl"], steps_per_line=4)
+
+    assert pattern.reading("step:1 - timing_s/update_actor:8.0", STEP).step_time_s == 2.0

@@ -1,0 +1,103 @@
+"""Recipes of torchtitan, read from their Python file without running it.
+
+A recipe is a function of a `config_registry.py` that returns a `Trainer.Config`, or changes that of another function.
+Its literals become the sections that a TOML file of older versions has.
+
+Sources: torchtitan 0.3.0 and main of August 2026 models/*/config_registry.py (form), trainer.py (`Trainer.Config`),
+distributed/activation_checkpoint.py (policies), config/configs.py.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from hardware.io.errors import ConfigError, did_you_mean
+from tuner.imports.settings.words import merged
+
+_POLICIES = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory-budget"}
+_MOST_NESTED = 8
+
+
+def read_titan_recipe(functions: Mapping[str, ast.FunctionDef], name: str) -> dict[str, Any]:
+    """Return the sections of the recipe of that name, with the model's flavor under `model`.
+
+    Raises:
+        ConfigError: The file has no such function.
+    """
+    if name not in functions:
+        raise ConfigError(
+            "no such function in the file", key="--config", value=name, nearest=did_you_mean(name, functions)
+        )
+    return merged({}, _values(functions, name, 0))
+
+
+def _values(functions: Mapping[str, ast.FunctionDef], name: str, depth: int) -> dict[str, Any]:
+    """Return the values that a function's configuration has, by dotted key."""
+    found: dict[str, Any] = {}
+    local: dict[str, ast.expr] = {}
+    own = ""
+    for node in functions[name].body:
+        value = node.value if isinstance(node, (ast.Assign, ast.Return)) else None
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute) and value is not None:
+            key = ast.unparse(node.targets[0])
+            if key.startswith(f"{own}."):
+                found = _with(found, key.removeprefix(f"{own}."), value, local)
+            continue
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and value is not None:
+            local[node.targets[0].id] = value
+        made = _class_of(value)
+        if isinstance(value, ast.Call) and made in functions and depth < _MOST_NESTED:
+            own = node.targets[0].id if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) else own
+            found = _values(functions, made, depth + 1)
+        elif isinstance(value, ast.Call) and ast.unparse(value.func).endswith("Trainer.Config"):
+            own = node.targets[0].id if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) else own
+            for keyword in value.keywords:
+                found = _with(found, keyword.arg or "", keyword.value, local)
+    return found
+
+
+def _with(found: dict[str, Any], key: str, value: ast.expr, local: Mapping[str, ast.expr]) -> dict[str, Any]:
+    """Return values with one more, which replaces all under its key."""
+    if isinstance(value, ast.Name):
+        value = local.get(value.id, value)
+    kept = {name: old for name, old in found.items() if name != key and not name.startswith(f"{key}.")}
+    made = _class_of(value)
+    if key == "activation_checkpoint":
+        return kept | {"activation_checkpoint.mode": _POLICIES.get(made, "none" if _literal(value) is None else made)}
+    if key == "model_spec" and isinstance(value, ast.Call):
+        flavor = next(
+            (_literal(one) for one in [*value.args, *(k.value for k in value.keywords if k.arg == "flavor")]), ""
+        )
+        converters = [_class_of(one) for k in value.keywords if k.arg == "converters" for one in _items(k.value)]
+        return kept | {"model.flavor": flavor or "", "model.converters": converters}
+    if isinstance(value, ast.Call) and value.keywords:
+        for keyword in value.keywords:
+            kept = _with(kept, f"{key}.{keyword.arg}", keyword.value, local)
+        return kept
+    literal = _literal(value)
+    return kept if literal is None else kept | {key: literal}
+
+
+def _items(value: ast.expr) -> list[ast.expr]:
+    return value.elts if isinstance(value, (ast.List, ast.Tuple)) else []
+
+
+def _class_of(value: ast.expr | None) -> str:
+    """Return the name of the class or function that a call makes something of: `FullAC` for `FullAC.Config()`."""
+    if not isinstance(value, ast.Call):
+        return ""
+    *owner, last = ast.unparse(value.func).split(".")
+    return owner[-1] if last == "Config" and owner else last
+
+
+def _literal(value: ast.expr) -> Any:
+    """Return a literal, also a product of whole numbers as recipes write tokens; None for all else."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+        left, right = _literal(value.left), _literal(value.right)
+        return left * right if type(left) is int and type(right) is int and abs(left * right) < 2**60 else None
+    try:
+        return ast.literal_eval(value)
+    except ValueError:
+        return None
