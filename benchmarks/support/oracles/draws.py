@@ -69,8 +69,12 @@ def draws(edges: Edges, count: int, seed: int) -> Iterator[tuple[Setting, Parall
 
 def is_listed(setting: Setting, config: ParallelConfig) -> bool:
     """Return whether the enumeration of the space, narrowed to a layout's own values, has it."""
-    options = SpaceOptions(allowed=tuple((name, (getattr(config, name),)) for name in DEGREES))
-    return len(enumerate_space(setting, options)[0]) > 0
+    return len(enumerate_space(setting, _own_values(config))[0]) > 0
+
+
+def _own_values(config: ParallelConfig) -> SpaceOptions:
+    """Return options that narrow a space to a layout's own values, so that no rule thins it out."""
+    return SpaceOptions(allowed=tuple((name, (getattr(config, name),)) for name in DEGREES))
 
 
 def _kind(config: ParallelConfig, broken: dict[str, str]) -> tuple[object, ...]:
@@ -97,8 +101,8 @@ def _draw(edges: Edges, rng: np.random.Generator) -> tuple[Setting, ParallelConf
         "dp_shard": int(_pick(rng, divisors(values["dp"]))) if rng.random() < 0.3 else 0,
     }
     values |= dict(edges.fixed)
-    if values["expert_tp"] == values["tp"]:
-        values["expert_tp"] = 0  # as does this
+    if runtime.whole_experts or values["expert_tp"] == values["tp"]:
+        values["expert_tp"] = int(runtime.whole_experts and job.model.is_moe)
     if not values["zero_stage"] or values["dp_shard"] == values["dp"]:
         values["dp_shard"] = 0
     config = ParallelConfig(**values)
@@ -108,7 +112,7 @@ def _draw(edges: Edges, rng: np.random.Generator) -> tuple[Setting, ParallelConf
         if name in job.fixed_values(sequence_parallel=True)
     }
     setting = Setting(job=replace(job, **fixed), cluster=cluster, runtime=runtime)
-    return setting, config, broken_rules(setting, SpaceOptions(), config)
+    return setting, config, broken_rules(setting, _own_values(config), config)
 
 
 def _degrees(rng: np.random.Generator, devices: int, job: TrainingJob) -> dict[str, Any]:
