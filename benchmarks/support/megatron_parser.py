@@ -49,7 +49,17 @@ class MegatronParser:
     def parse(
         self, words: Sequence[str], environment: Sequence[tuple[str, str | None]], setting: Setting
     ) -> dict[str, FlagValue]:
-        """Return what was read for each flag among the words; errors are Megatron-LM's own.
+        """Return what was read for each flag among the words; arguments and errors are those of `read`."""
+        read, model = self.read(words, environment, setting)
+        found = {word: self._value(word, read) for word in words if word in self._actions}
+        if megatron.LAYOUT in found:
+            found[megatron.LAYOUT] = layout_text(model.pipeline_model_parallel_layout)
+        return found
+
+    def read(
+        self, words: Sequence[str], environment: Sequence[tuple[str, str | None]], setting: Setting
+    ) -> tuple[argparse.Namespace, Any]:
+        """Return the validated arguments and the `TransformerConfig` made of them; errors are Megatron-LM's own.
 
         Args:
             words: Flags of the export.
@@ -77,10 +87,7 @@ class MegatronParser:
             model = self._arguments.core_transformer_config_from_args(read)
             self._training.get_megatron_optimizer_config(read)
             self._training.get_megatron_ddp_config(read)
-        found = {word: self._value(word, read) for word in words if word in self._actions}
-        if megatron.LAYOUT in found:
-            found[megatron.LAYOUT] = layout_text(model.pipeline_model_parallel_layout)
-        return found
+        return read, model
 
     def _value(self, flag: str, read: argparse.Namespace) -> FlagValue:
         action = self._actions[flag]
@@ -156,6 +163,7 @@ def _model_flags(setting: Setting) -> list[str]:
         "--hidden-size": model.hidden_size,
         "--ffn-hidden-size": model.ffn_size or model.expert_ffn_size,
         "--num-attention-heads": model.num_heads,
+        "--kv-channels": model.head_dim,
         "--max-position-embeddings": setting.job.sequence_length,
         "--position-embedding-type": "rope",
         "--train-iters": 10,
@@ -164,7 +172,9 @@ def _model_flags(setting: Setting) -> list[str]:
     if model.num_kv_heads != model.num_heads:
         values |= {"--num-query-groups": model.num_kv_heads}
     if model.is_moe:
-        values |= {"--num-experts": model.num_experts}
+        values |= {"--num-experts": model.num_experts, "--moe-router-topk": model.top_k}
+        values |= {"--moe-ffn-hidden-size": model.expert_ffn_size}
     switches = ["--swiglu", "--disable-bias-linear", "--no-rope-fusion", "--mock-data"]
+    switches += ["--untie-embeddings-and-output-weights"] * (not model.tied_embeddings)
     switches += ["--group-query-attention"] * ("--num-query-groups" in values)
     return [*switches, *(str(word) for pair in values.items() for word in pair)]

@@ -151,6 +151,8 @@ class RuntimeProfile:
         recompute_modes: Recompute modes that the framework offers.
         selective_products: Whether selective recomputation keeps attention and every second product of a layer, and
             repeats all else; otherwise it repeats the job's modules.
+        whole_experts: Whether experts that are dealt out over ranks are never cut by tp, so that a job that leaves their
+            tensor degree open has 1.
         offload_modes: Kinds of states that the framework can keep and update on the host.
         zero_stages: ZeRO stages that the framework offers.
         sequence_parallel: Whether norms are split over tp where the job leaves it open.
@@ -247,6 +249,7 @@ class RuntimeProfile:
     pads_whole_vocabulary: bool
     recompute_modes: tuple[str, ...]
     selective_products: bool
+    whole_experts: bool
     offload_modes: tuple[str, ...]
     zero_stages: tuple[int, ...]
     sequence_parallel: bool
@@ -457,6 +460,7 @@ class ProfileFile(StrictModel):
     attention_dropout: bool = False
     flash2_attention: bool = False
     selective_products: bool = False
+    whole_experts: bool = False
     captured_graph: bool = False
     splits_documents: bool = False
     stalled_hosts: Annotated[int, Field(ge=0)] = 0

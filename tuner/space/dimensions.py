@@ -157,8 +157,7 @@ _ROWS = (
     SearchedDimension(
         name="expert_tp",
         space_key=f"Opens this dimension; `[0, 1]` tries experts split as the rest is, and not at all.{_FIXED}",
-        job_key="Tensor parallel degree of the experts; 0 is that of the rest, `tp`.",
-        job_default=0,
+        job_key="Tensor parallel degree of the experts; 0 is that of the rest, `tp`.\n\nDefault: the runtime's, 0 or 1",
         divided=_expert_width,
     ),
     SearchedDimension(

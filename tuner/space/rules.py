@@ -89,6 +89,34 @@ def _shards_hold_experts(s: Setting, c: Columns) -> Keep:
     return np.asarray((c["dp_shard"] == 0) | (shards % (_expert_tensor(c) * c["ep"]) == 0) | (not s.job.model.is_moe))
 
 
+def _projected_heads(s: Setting) -> int:
+    model = s.job.model
+    return 0 if model.uses_mla else model.num_heads + 2 * model.num_kv_heads
+
+
+def _own_shards(c: Columns) -> IntArray:
+    # torchtitan's data_parallel_shard_degree; 1 without ZeRO
+    shards = np.where(c["dp_shard"] == 0, c["dp"], c["dp_shard"])
+    return np.where(c["zero_stage"] == 0, 1, shards)
+
+
+def _cuts_experts_evenly(s: Setting, c: Columns) -> Keep:
+    # FSDP cuts dimension 1 of the experts' weights, their inner or the hidden size, where it has more ranks than experts
+    model, shards = s.job.model, _own_shards(c)
+    copies = np.maximum(c["dp"] // shards, 1)
+    is_dealt = c["ep"] > 1
+    cut_by = np.where(is_dealt, np.maximum(shards * c["cp"] * c["tp"] // c["ep"], 1), shards * c["cp"])
+    ranks = np.where(is_dealt, cut_by * c["ep"], cut_by * copies)
+    inner = np.where(is_dealt, model.expert_ffn_size, model.expert_ffn_size // c["tp"])
+    is_even = (inner % cut_by == 0) & (model.hidden_size % cut_by == 0)
+    return np.asarray((ranks <= model.num_experts) | is_even | (not model.is_moe))
+
+
+def _split_length(c: Columns, chunks: IntArray) -> IntArray:
+    # norms are split over tp with sequence parallelism alone
+    return np.asarray(np.where(c["sequence_parallel"] == 1, c["tp"], 1) * chunks)
+
+
 def _ffn_sizes(s: Setting) -> list[int]:
     model = s.job.model
     sizes = {model.ffn_size if model.num_moe_layers < model.num_layers else 0}
@@ -119,6 +147,9 @@ def _describe_layers(s: Setting) -> str:
         return f"{layers} layers"
     return f"{s.padded_layers} layers ({layers}, filled with no-op layers to a multiple of {s.runtime.layer_padding})"
 
+
+MASK_BLOCK = 128
+"""Tokens of a block of FlexAttention's mask (torch/nn/attention/flex_attention.py, _DEFAULT_SPARSE_BLOCK_SIZE)."""
 
 _TWO_CHUNKS = "ring attention deals two chunks to each rank to balance the causal mask"
 
@@ -177,6 +208,16 @@ RULES: dict[str, Rule] = {
             ),
         ),
         Rule(
+            # megatron-core transformer/attention.py: one projection for all heads, cut into equal parts
+            name="projection",
+            needs=("tp",),
+            keep=lambda s, c: (_projected_heads(s) * s.job.model.head_dim) % c["tp"] == 0,
+            reason=lambda s: (
+                f"tp must divide the width of the projection to heads, keys and values, {_projected_heads(s)} times "
+                f"{s.job.model.head_dim}"
+            ),
+        ),
+        Rule(
             name="kv_heads_ulysses",
             needs=("tp", "up"),
             keep=lambda s, c: np.maximum(s.job.model.num_kv_heads // c["tp"], 1) % c["up"] == 0,
@@ -204,11 +245,37 @@ RULES: dict[str, Rule] = {
             ),
         ),
         Rule(
-            name="sequence_doubled",
-            needs=("tp", "cp"),
-            keep=lambda s, c: s.job.sequence_length % (c["tp"] * 2 * c["cp"]) == 0,
+            # megatron-core utils.py, get_batch_on_this_cp_rank: two chunks for each rank of cp*up, also with all-to-all
+            # exchange alone; tensor_parallel/mappings.py: the rest is split over tp with sequence parallelism
+            name="sequence_ranks",
+            needs=("tp", "cp", "up", "sequence_parallel"),
+            keep=lambda s, c: (
+                (s.job.sequence_length % np.where(c["cp"] * c["up"] > 1, 2 * c["cp"] * c["up"], 1) == 0)
+                & (s.job.sequence_length % _split_length(c, c["cp"] * c["up"]) == 0)
+            ),
             reason=lambda s: (
-                f"tp*2*cp must divide the sequence of {s.job.sequence_length} tokens, also without ring attention"
+                f"2*cp*up (1 without cp and up) must divide the sequence of {s.job.sequence_length} tokens, and with "
+                f"sequence parallelism tp*cp*up too: each rank of cp*up takes two chunks to balance the causal mask"
+            ),
+        ),
+        Rule(
+            # torchtitan trainer.py, seq_len_divisor
+            name="sequence_split",
+            needs=("tp", "cp", "sequence_parallel"),
+            keep=lambda s, c: s.job.sequence_length % _split_length(c, np.where(c["cp"] > 1, 2 * c["cp"], 1)) == 0,
+            reason=lambda s: (
+                f"tp*2*cp (tp without cp, 2*cp without sequence parallelism) must divide the sequence of "
+                f"{s.job.sequence_length} tokens"
+            ),
+        ),
+        Rule(
+            # torch/distributed/tensor/experimental/_context_parallel/_attention.py: masks of whole blocks for each rank
+            name="sequence_blocks",
+            needs=("cp",),
+            keep=lambda s, c: (c["cp"] == 1) | (s.job.sequence_length % (MASK_BLOCK * c["cp"]) == 0),
+            reason=lambda s: (
+                f"cp > 1 needs whole blocks of FlexAttention's mask: {MASK_BLOCK}*cp must divide the sequence of "
+                f"{s.job.sequence_length} tokens"
             ),
         ),
         Rule(
@@ -346,6 +413,13 @@ RULES: dict[str, Rule] = {
             reason=lambda _: "vpp = 1 needs at least pp micro-batches, global batch / (dp*mbs)",
         ),
         Rule(
+            # nanotron parallel/pipeline_parallel/engine.py, OneForwardOneBackwardPipelineEngine
+            name="pp_nearly_filled",
+            needs=("pp", "dp", "mbs"),
+            keep=lambda s, c: _micro_batches(s, c) >= c["pp"] - 1,
+            reason=lambda _: "needs at least pp - 1 micro-batches, global batch / (dp*mbs)",
+        ),
+        Rule(
             name="pp_micro_batches",
             needs=("pp", "dp", "mbs"),
             keep=lambda s, c: _micro_batches(s, c) % c["pp"] == 0,
@@ -385,6 +459,27 @@ RULES: dict[str, Rule] = {
             ),
         ),
         Rule(
+            # torchtitan distributed/parallel_dims.py: efsdp * ep = dp_shard * cp * tp
+            name="ep_within_shards",
+            needs=("tp", "dp", "cp", "ep", "zero_stage", "dp_shard"),
+            keep=lambda s, c: ((c["tp"] * c["cp"] * _own_shards(c)) % c["ep"] == 0) | (not s.job.model.is_moe),
+            reason=lambda _: (
+                "ep must divide dp_shard*cp*tp, the ranks of one copy of the states (dp_shard is dp where it is 0, and 1 "
+                "for ZeRO stage 0)"
+            ),
+        ),
+        Rule(
+            # torchtitan distributed/fsdp.py, expert_shard_placement; torch FSDP cuts evenly but along dimension 0
+            name="experts_cut_evenly",
+            needs=("tp", "dp", "cp", "ep", "zero_stage", "dp_shard"),
+            keep=_cuts_experts_evenly,
+            reason=lambda s: (
+                f"more ranks than the {s.job.model.num_experts} experts cut each expert: their number, dp_shard*cp*tp/ep "
+                f"(dp_shard*cp without ep), must divide the experts' inner size {s.job.model.expert_ffn_size} (its tp-th "
+                f"part without ep) and the hidden size {s.job.model.hidden_size}"
+            ),
+        ),
+        Rule(
             # tuner/planners/sharding/hand_made.py deals experts out over whole axes of a plan's mesh; dp may be two
             name="ep_whole_axes",
             needs=("dp", "cp", "up", "ep"),
@@ -411,6 +506,15 @@ RULES: dict[str, Rule] = {
             needs=("tp", "expert_tp"),
             keep=lambda s, c: (c["expert_tp"] == 0) | ((c["expert_tp"] != c["tp"]) & s.job.model.is_moe),
             reason=lambda _: "expert_tp = 0 stands for expert_tp = tp, and for every model without experts",
+        ),
+        Rule(
+            # torchtitan 0.3 has no expert_tensor_parallel_degree: models/common/moe_sharding.py
+            name="expert_tp_uncut",
+            needs=("tp", "ep", "expert_tp"),
+            keep=lambda s, c: (
+                ((c["expert_tp"] <= 1) & ((c["ep"] == 1) | (_expert_tensor(c) == 1))) | (not s.job.model.is_moe)
+            ),
+            reason=lambda s: f"{s.runtime.name} cuts no expert that ep deals out, so expert_tp must be 1",
         ),
         Rule(
             name="dp_shard_within_dp",
@@ -470,6 +574,13 @@ RULES: dict[str, Rule] = {
             ),
         ),
         Rule(
+            # DeepSpeed runtime/engine.py: "Native DeepSpeed MoE is not supported with ZeRO Stage 3"
+            name="zero_3_without_experts",
+            needs=("zero_stage",),
+            keep=lambda s, c: (c["zero_stage"] < 3) | (not s.job.model.is_moe),
+            reason=lambda s: f"{s.runtime.name} has no ZeRO stage 3 for models with experts",
+        ),
+        Rule(
             name="zero_without_pp",
             needs=("pp", "zero_stage"),
             keep=lambda _, c: (c["zero_stage"] <= 1) | (c["pp"] == 1),
@@ -510,7 +621,16 @@ _FURTHER = (*_CHOICES, "zero_needs_replicas", "sequence_parallel_needs_tp")
 _SHARD = ("dp_shard_within_dp", "dp_shard_holds_experts", "dp_shard_distinct")
 _MEGATRON = (
     *_EVERY_RUNTIME,
-    *("kv_heads", "kv_heads_ulysses", "ffn", "sequence", "layers_or_layout", "vpp_two_stages", "vpp_micro_batches"),
+    *(
+        "kv_heads",
+        "projection",
+        "kv_heads_ulysses",
+        "ffn",
+        "sequence_ranks",
+        "layers_or_layout",
+        "vpp_two_stages",
+        "vpp_micro_batches",
+    ),
     *("experts", "ep_within_stage", "expert_tp_distinct"),
     *_FURTHER,
     "experts_need_sequence_parallel",
@@ -544,8 +664,13 @@ _SETS: dict[str, tuple[str, ...]] = {
     "mindspeed": (
         *("layers" if rule == "layers_or_layout" else rule for rule in _MEGATRON if rule != "kv_heads_ulysses"),
     ),
-    # nanotron parallel/context.py, config/parallelism_config.py: contiguous blocks, no interleaving
-    "nanotron": (*_EVERY_RUNTIME, "kv_heads", "ffn", "sequence", "no_vpp", "experts", "ep_within_dp", *_FURTHER),
+    # nanotron 0.4 parallel/context.py, config/parallelism_config.py (dp, pp, tp and experts beside them),
+    # models/llama.py (whole key-value heads), parallel/pipeline_parallel/engine.py (one schedule, no interleaving)
+    "nanotron": (
+        *("devices", "pp_layers", "global_batch", "kv_heads_whole", "ffn"),
+        *("no_vpp", "no_cp", "no_up", "no_ep", "pp_nearly_filled", "sequence_parallel_length"),
+        *_FURTHER,
+    ),
     # Megatron-LM v2 megatron/arguments.py (interleaving from 3 stages on), megatron/model/transformer.py (heads and
     # layers divide), megatron/schedules.py (micro-batches); no expert, context or sequence parallelism yet
     "megatron-2021": (*_MEGATRON_2021, "no_sequence_parallel"),
@@ -563,7 +688,8 @@ _SETS: dict[str, tuple[str, ...]] = {
     # 2 and 3 with a pipeline); context parallelism is an open pull request (1299)
     "gpt-neox": (
         *("devices", "pp_layers", "global_batch", "kv_heads_whole", "ffn", "no_vpp", "no_cp", "no_up"),
-        *("experts", "ep_within_dp", "offload_needs_sharding", "zero_without_pp", "sequence_parallel_length"),
+        *("experts", "ep_within_dp", "offload_needs_sharding", "zero_without_pp", "zero_3_without_experts"),
+        "sequence_parallel_length",
         *_FURTHER,
     ),
     # PaddleNLP trainer/training_args.py (sep or context parallelism, no sharding 2 and 3 with a pipeline); Paddle
@@ -576,14 +702,15 @@ _SETS: dict[str, tuple[str, ...]] = {
         *("zero_without_pp", "sequence_parallel_length"),
         *_FURTHER,
     ),
-    # torchtitan distributed/parallel_dims.py (mesh, ep, seq_len_divisor), distributed/pipeline_parallel.py (any split),
-    # models/common/decoder.py (tied embeddings), pull request 2577 (key-value heads);
-    # torch/distributed/pipelining/schedules.py (micro-batches). ep may borrow tp there too, which is not modelled.
+    # torchtitan 0.3 distributed/parallel_dims.py (mesh, ep), trainer.py (sequence), distributed/fsdp.py (experts),
+    # distributed/pipeline_parallel.py (any split), models/common/decoder.py (key-value heads, tied embeddings);
+    # torch/distributed/pipelining/schedules.py (micro-batches)
     "torchtitan": (
-        *("devices", "global_batch", "kv_heads_whole", "ffn", "no_up", "sequence_doubled"),
-        *("chunks_filled", "vpp_two_stages", "vpp_rounds", "pp_filled", "pp_untied", "experts", "ep_within_dp_cp"),
+        *("devices", "global_batch", "kv_heads_whole", "ffn", "no_up", "sequence_split", "sequence_blocks"),
+        *("chunks_filled", "vpp_two_stages", "vpp_rounds", "pp_filled", "pp_untied", "experts", "ep_within_shards"),
+        *("experts_cut_evenly", "expert_tp_uncut"),
         *_FURTHER,
-        *_SHARD,
+        *("dp_shard_within_dp", "dp_shard_distinct"),
     ),
     # trials/torch_training: DTensor shards into equal parts, ring attention takes balanced chunks, Ulysses repeats
     # key-value heads, torch/distributed/pipelining/schedules.py (rounds of micro-batches), experts over a whole stage

@@ -258,6 +258,8 @@ def _job(keys: StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime: 
     if values["zero_stage"] is None:
         sharded = [stage for stage in runtime.zero_stages if stage]
         values["zero_stage"] = 1 if 1 in sharded else min(sharded, default=0)
+    if values["expert_tp"] is None:
+        values["expert_tp"] = int(runtime.whole_experts and model.is_moe)
     values["recompute_modules"] = tuple(values["recompute_modules"])
     of_job = keys.job
     under("job", lambda: _set_batch(values, of_job, base_dir))
