@@ -11,6 +11,7 @@ from tuner.export.megatron_flags import MEGATRON_FLAGS
 from tuner.imports.bash.script import Script
 from tuner.imports.flags import flag_name
 from tuner.imports.imported import LaunchCommand
+from tuner.imports.megatron_degrees import ACCOUNTED
 from tuner.imports.torchrun import Launch, escape_braces, sort_words, trial_command
 
 LEFT_OUT = frozenset(
@@ -58,6 +59,7 @@ REPLACED = (MEGATRON_FLAGS.keys() - LEFT_OUT - OF_DATA) | {
     "--num-layers-per-virtual-pipeline-stage",
     "--decoder-first-pipeline-num-layers",
     "--decoder-last-pipeline-num-layers",
+    *ACCOUNTED,
     "--use-custom-fsdp",
     "--use-torch-fsdp2",
     "--recompute-activations",
