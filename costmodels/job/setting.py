@@ -40,6 +40,7 @@ class Setting:
         own = self.runtime
         runtime = replace(
             under_profile(profile, own.stated),
+            rule_set=own.rule_set,
             layer_split=own.layer_split,
             layer_padding=own.layer_padding,
             layer_changes=own.layer_changes,

@@ -52,7 +52,20 @@ from tuner.space.fewer_hosts import (
     on_hosts,
     setting_on_hosts,
 )
-from tuner.space.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, Columns, Keep, Rule
+from tuner.space.gainful_layers import gainful_layers
+from tuner.space.rules import (
+    CHUNKS_WITHOUT_LAYERS,
+    DUPLICATE_RULES,
+    EQUAL_CHUNKS,
+    FORMER_RULES,
+    LAYER_PADDING,
+    RULE_SETS,
+    RULES,
+    THINNING_RULES,
+    Columns,
+    Keep,
+    Rule,
+)
 from tuner.space.worth_planning import worth_planning
 
 MAX_CANDIDATES = 5_000_000
@@ -77,6 +90,9 @@ class SpaceOptions:
         opened: Names of the further dimensions that the study searches.
         uneven: Parts of an assignment that are planned for every configuration, beside its even one; IDLE_HOSTS also
             looks for configurations on fewer hosts.
+        gainful_layers: Whether unequal layers are planned for the leading configurations, and are candidates where they
+            gain, although the study does not ask for them.
+        equal_chunks: Whether trials can run several chunks per stage only if all are equal.
         memory_headroom: Share of each device's memory that must stay free; a configuration that may keep it free under
             a plausible profile, given the error of predicted memory, is not dropped.
     """
@@ -86,7 +102,16 @@ class SpaceOptions:
     allowed: tuple[tuple[str, tuple[int, ...]], ...] = ()
     opened: tuple[str, ...] = ()
     uneven: tuple[str, ...] = ()
+    gainful_layers: bool = False
+    equal_chunks: bool = False
     memory_headroom: float = 0.08
+
+    def with_equal_layers(self) -> SpaceOptions:
+        """Return the options without unequal layers that the study does not ask for."""
+        if not self.gainful_layers:
+            return self
+        opened = tuple(name for name in self.opened if name != "assignment")
+        return replace(self, gainful_layers=False, opened=opened)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -118,6 +143,8 @@ def setting_for(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, opt
     if name not in RULE_SETS:
         raise ConfigError("is no rule set", key="space.rules", value=name, nearest=did_you_mean(name, RULE_SETS))
     for rule in options.without:
+        if rule in FORMER_RULES.get(name, ()):
+            continue
         if rule not in RULE_SETS[name] or rule == "devices":
             known = [known for known in RULE_SETS[name] if known != "devices"]
             raise ConfigError(
@@ -134,15 +161,19 @@ def setting_for(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, opt
 def active_rules(setting: Setting, options: SpaceOptions) -> list[Rule]:
     """Return the rules in force: the rule set without switched-off rules, and one rule per tightened dimension.
 
-    Rules that remove duplicates of a dimension are in force only where the study opens that dimension. Where its values
+    Rules that remove duplicates of a dimension are in force only where the study opens that dimension, and rules that
+    thin one out only where it does not list the values. Where its values
     leave out the ZeRO stage that stands for all without replicas, none of those left would remain.
     """
     name = options.rule_set or setting.runtime.rule_set
     rules = [RULES[rule] for rule in RULE_SETS[name] if rule not in options.without]
     rules = [rule for rule in rules if rule.name not in DUPLICATE_RULES or rule.needs[-1] in options.opened]
+    listed = {name for name, _ in options.allowed}
+    rules = [rule for rule in rules if rule.name not in THINNING_RULES or rule.needs[-1] not in listed]
     least = min(setting.runtime.zero_stages)
     if least not in dict(options.allowed).get("zero_stage", (least,)):
         rules = [rule for rule in rules if rule.name != "zero_needs_replicas"]
+    rules += [EQUAL_CHUNKS] if options.equal_chunks else []
     return rules + [_allow_only(dimension, values) for dimension, values in options.allowed]
 
 
@@ -228,10 +259,11 @@ def _check_size(number: int, limit: int, what: str) -> None:
 def _raw_values(setting: Setting, options: SpaceOptions) -> dict[str, IntArray]:
     """Return the values of each dimension before any rule; the job fixes those that the study does not open."""
     fixed = setting.job.fixed_values(sequence_parallel=setting.runtime.sequence_parallel)
+    rules = {rule.name for rule in active_rules(setting, options)}
     raw = {}
     for name, dimension in SEARCHED.items():
         is_fixed = name in fixed and name not in options.opened
-        codes = [dimension.code_of(fixed[name])] if is_fixed else dimension.codes(setting)
+        codes = [dimension.code_of(fixed[name])] if is_fixed else dimension.codes(setting, rules)
         raw[name] = np.array(codes, dtype=np.int64)
     return raw
 
@@ -243,15 +275,16 @@ def impossible_values(setting: Setting, options: SpaceOptions) -> dict[str, tupl
         By dimension, the values, the demand that they don't meet, and all values that do.
     """
     found = {}
+    rules = {rule.name for rule in active_rules(setting, options)}
     for name, values in options.allowed:
         dimension = SEARCHED[name]
-        if dimension.divided is None:
+        if dimension.possible is None:
             continue
-        divided = dimension.divided(setting)
+        possible = dimension.possible(setting, rules)
         # 0 stands for the value of another dimension, which may be any
-        wrong = tuple(value for value in values if value and (value < 0 or divided.number % value))
+        wrong = tuple(value for value in values if value and value not in possible.values)
         if wrong:
-            found[name] = (wrong, divided.demand, divisors(divided.number))
+            found[name] = (wrong, possible.demand, list(possible.values))
     return found
 
 
@@ -324,7 +357,7 @@ def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> Con
     headroom, parts = options.memory_headroom, options.uneven
     if not parts:
         return grid
-    chosen = worth_planning(setting, grid, MOST_PLANNED)
+    chosen = worth_planning(setting, grid, MOST_PLANNED, memory_headroom=headroom)
     found = plan_uneven_work(setting, grid.take(chosen), parts, memory_headroom=headroom)
     found = found.take(found.assignment > 0)  # nothing is gained in the others
     if not len(found):
@@ -454,7 +487,8 @@ def launchable(setting: Setting, config: ParallelConfig) -> bool:
         return False
     columns, there = _columns(config), setting_on_hosts(setting, config)
     return all(RULES[name].keep(there, columns).all() for name in needed) and (
-        config.pp <= setting.padded_layers and max(setting.job.model.num_experts, 1) % config.ep == 0
+        config.pp <= setting.padded_layers + CHUNKS_WITHOUT_LAYERS
+        and max(setting.job.model.num_experts, 1) % config.ep == 0
     )
 
 
@@ -490,6 +524,9 @@ def build_space(
         if len(grid):
             grid = with_planned_layers(setting, grid)
         memory = estimate_memory(setting, grid)
+        if options.gainful_layers:
+            found = gainful_layers(setting, grid, memory, memory_headroom=options.memory_headroom)
+            grid, memory = concatenate([grid, found]), memory.joined(estimate_memory(setting, found))
         fitting = _may_fit(setting, grid, memory, options)
     num_before_memory = len(grid)
     dropped = int((~fitting).sum())

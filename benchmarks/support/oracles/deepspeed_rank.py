@@ -28,7 +28,6 @@ def deepspeed_oracle() -> Any:
     """
     os.environ["DS_ACCELERATOR"] = "cuda"  # the CPU accelerator would compile its collectives first
     cuda.install()
-    import deepspeed.pipe
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
     axes = PipeModelDataParallelTopology(num_pp=1, num_mp=1, num_dp=1).get_axis_names()

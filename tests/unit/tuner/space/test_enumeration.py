@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def test_the_closest_miss_is_named_where_nothing_fits():
 def test_broken_rules_names_the_rules_one_configuration_at_a_time():
     """`broken_rules` of one configuration agrees with the vectorised rules, and is empty for what the grid keeps."""
     setting, options = setting_of("megatron", batch=4, num_layers=6)
-    raw = raw_product(setting)
+    raw = raw_product(setting, options)
 
     for position, expected in enumerate(rules_broken_by_row(setting, options, raw)):
         assert set(broken_rules(setting, options, raw.config(position))) == expected
@@ -101,7 +102,7 @@ def test_broken_rules_names_the_rules_one_configuration_at_a_time():
 def test_switching_a_rule_off_keeps_exactly_what_it_alone_removed():
     """`without` adds the configurations that broke no other rule, and nothing else."""
     setting, options = setting_of("flexparallel", hosts=2, devices_per_host=4, batch=12, num_layers=8)
-    raw = raw_product(setting)
+    raw = raw_product(setting, options)
     before = set(rows_of(enumerate_space(setting, options)[0]))
     refusals = rules_broken_by_row(setting, options, raw)
 
@@ -290,11 +291,40 @@ def test_why_not_of_a_candidate_is_empty_and_of_everything_else_is_not():
     setting, options = setting_of("flexparallel", devices_per_host=4, batch=4, num_layers=32, sequence_length=8192)
     space = build_space(setting, options, current=None)
     kept = set(rows_of(space.grid))
-    raw = raw_product(setting)
+    raw = raw_product(setting, options)
 
     for position, row in enumerate(rows_of(raw)):
         assert (row in kept) == (not why_not(setting, options, raw.config(position))), row
     assert 0 < len(kept) < space.num_before_memory
+
+
+@pytest.mark.parametrize("rule_set", ["megatron", "mindspeed", "torchtitan"])
+@pytest.mark.parametrize("listed", [(), (("vpp", (1, 4, 5)),)])
+def test_what_is_listed_and_why_agree_on_unequal_chunks(rule_set, listed):
+    """A configuration is in the grid exactly if no rule speaks against it, whatever its number of chunks."""
+    setting, options = setting_of(rule_set, devices_per_host=4, batch=6, num_layers=11)
+    options = replace(options, allowed=listed)
+    grid, _ = enumerate_space(setting, options)
+    kept = {(c.pp, c.tp, c.dp, c.vpp, c.mbs) for c in map(grid.config, range(len(grid))) if c.cp == c.up == 1}
+    zero = {"zero_stage": setting.job.zero_stage}
+
+    for pp, tp, dp in ((1, 1, 4), (2, 1, 2), (2, 2, 1), (4, 1, 1)):
+        for vpp, mbs in itertools.product(range(1, 15), (1, 2, 3, 6)):
+            config = ParallelConfig(pp=pp, tp=tp, dp=dp, vpp=vpp, mbs=mbs, **zero)
+            assert ((pp, tp, dp, vpp, mbs) in kept) == (not broken_rules(setting, options, config)), config
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "pp", "vpp"),
+    # Megatron-Bridge v0.2.0 docs/performance-summary.md: DeepSeek-V3, Llama 3.1 405B, Qwen3 235B, Kimi K2
+    [(61, 4, 4), (61, 8, 4), (61, 16, 2), (126, 8, 8), (126, 16, 8), (94, 8, 4), (94, 4, 12), (61, 16, 4)],
+)
+def test_published_chunks_of_unequal_length_are_candidates(num_layers, pp, vpp):
+    """Layers that the chunks of published recipes do not divide, or that leave the ends empty, are in the space."""
+    setting, options = setting_of("megatron", devices_per_host=pp, batch=64, num_layers=num_layers)
+
+    allowed = pp * vpp <= num_layers + 2
+    assert bool(broken_rules(setting, options, ParallelConfig(pp=pp, vpp=vpp))) == (not allowed)
 
 
 def certain(setting):
@@ -350,7 +380,7 @@ def test_how_layers_are_cut_does_not_depend_on_the_profile():
 
     found = setting.predicted_by(other).runtime
 
-    kept = ("layer_split", "layer_padding", "layer_changes", "uneven")
+    kept = ("rule_set", "layer_split", "layer_padding", "layer_changes", "uneven")
     assert [getattr(found, name) for name in kept] == [getattr(setting.runtime, name) for name in kept]
     assert replace(found, **{name: getattr(other, name) for name in kept}) == other
     assert found.layer_split != other.layer_split
@@ -421,7 +451,7 @@ def test_divisors_are_all_divisors():
             f"space.tp: no configuration has tp {', '.join(map(str, range(9, 29)))} and 11 more:",
         ),
         ("mbs", (1, 5, 6), "space.mbs: no configuration has mbs 5, 6: mbs must divide the global batch of"),
-        ("vpp", (1, 5), "space.vpp: no configuration has vpp 5: vpp must divide the model's 32 layers"),
+        ("vpp", (1, 35), "space.vpp: no configuration has vpp 35: vpp must be from 1 to 34, for a model of 32 layers"),
         ("ep", (1, 2), "space.ep: no configuration has ep 2: ep must be 1 without experts"),
         ("dp_shard", (0, 3), "space.dp_shard: no configuration has dp_shard 3: dp_shard must be 0, or divide"),
         ("pp", (1, 2), None),
@@ -429,7 +459,7 @@ def test_divisors_are_all_divisors():
     ids=["tp", "many", "mbs", "vpp", "ep", "dp_shard", "possible"],
 )
 def test_values_that_cannot_be_are_told(dimension, values, note):
-    """A value that divides nothing is named in a note with what it must divide, and the others are searched."""
+    """A value that cannot be is named in a note with what it must meet, and the others are searched."""
     setting, options = setting_of("megatron")
     opened = (dimension,) if dimension == "dp_shard" else ()
 

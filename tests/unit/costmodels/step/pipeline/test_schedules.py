@@ -50,6 +50,35 @@ def test_even_splits_and_their_no_op_layers():
     assert assign_layers(qwen, MEGATRON, 4, 1).dense.tolist() == [7, 7, 7, 7]
 
 
+@pytest.mark.parametrize(
+    ("num_layers", "pp", "vpp", "held"),
+    [
+        # Megatron-Bridge's recipes of Llama 3.1 405B and Qwen3 235B account for the embedding and the loss as layers
+        (126, 8, 8, [1, *[2] * 62, 1]),
+        (126, 16, 8, [0, *[1] * 126, 0]),
+        (94, 8, 4, [2, *[3] * 30, 2]),
+        (95, 8, 12, [*[1] * 95, 0]),
+    ],
+)
+def test_unequal_chunks_are_lighter_at_the_ends(num_layers, pp, vpp, held):
+    """In Megatron-LM's layouts the first and the last chunk get fewer layers, for the embedding and the loss."""
+    model = replace(find_model("llama3-405b"), num_layers=num_layers)
+
+    assert assign_layers(model, MEGATRON, pp, vpp, by_chunk=True).dense.tolist() == held
+
+
+@given(st.integers(2, 130), st.integers(2, 16), st.integers(2, 20))
+def test_unequal_chunks_make_equal_stages(num_layers, pp, vpp):
+    """No stage has two layers more than another, and no chunk is empty while layers suffice."""
+    model = replace(find_model("llama3-405b"), num_layers=max(num_layers, pp * vpp))
+    chunks = assign_layers(model, MEGATRON, pp, vpp, by_chunk=True).dense
+
+    assert chunks.sum() == model.num_layers
+    assert chunks.min() >= 1
+    assert np.ptp(chunks.reshape(vpp, pp).sum(axis=0)) <= 1
+    assert (assign_layers(model, MEGATRON, pp, vpp).dense == chunks.reshape(vpp, pp).sum(axis=0)).all()
+
+
 def test_chunks_are_dealt_around_the_stages():
     """Interleaved, chunk c stands on stage c % pp (Narayanan et al. 2021, section 2.2)."""
     model = replace(find_model("deepseek-v3"), num_layers=12, num_dense_layers=3)
@@ -111,9 +140,21 @@ def test_a_slow_stage_at_the_begin_hides_the_passes_of_the_others():
         assert (12.0 * (forward_s == 1.0) + 6.0 * (forward_s == 0.5) + idle_s).max() == pytest.approx(12.0 + idle)
 
 
-def test_rounds_are_equal():
-    """Micro-batches go through the chunks in rounds of pp, or of as many more as make the rounds equal."""
+def test_no_round_is_shorter_than_the_pipeline():
+    """A round has pp micro-batches, or as few more as leave none or at least pp for the last; short steps have one."""
     assert of_round(np.array([8, 12, 6, 3]), 4).tolist() == [4, 4, 6, 3]
+    for pp, whole in itertools.product(range(1, 9), range(1, 60)):
+        fits = [size for size in range(pp, whole + 1) if whole % size == 0 or whole % size >= pp]
+
+        assert of_round(np.array(whole), pp) == (fits[0] if fits else whole)
+
+
+@given(pp=st.integers(1, 8), whole=st.integers(1, 100))
+def test_rounds_are_those_of_torch_where_it_has_any(pp, whole):
+    """Torch's interleaved schedule makes m // pp rounds, at least one, of equal length."""
+    rounds = max(whole // pp, 1)
+
+    assert whole % rounds or of_round(np.array(whole), pp) == whole // rounds
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (4, 2), (4, 8), (8, 5)])
