@@ -32,7 +32,7 @@ class Flag:
 
 def fact_flags(framework: str) -> dict[str, Flag]:
     """Return the flags of a framework that say facts of a run, as its parser declares them."""
-    kinds = {0: "switch", 1: "word"}
+    kinds: dict[int, Literal["switch", "word"]] = {0: "switch", 1: "word"}
     return {name: Flag(kind=kinds.get(most, "words")) for name, most in numbers_of_values(framework).items()}
 
 

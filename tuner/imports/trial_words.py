@@ -140,7 +140,7 @@ def on_hosts(command: LaunchCommand, hosts: int) -> LaunchCommand:
     begin, end = command.torchrun
     own = segments_of(command.arguments[begin:end])
     given = {one.name for one in own}
-    needed = ("--nnodes",) if hosts > 1 else ()
+    needed: tuple[str, ...] = ("--nnodes",) if hosts > 1 else ()
     if "--rdzv-endpoint" not in given and (hosts > 1 or _ALONE not in given):
         needed += ("--node-rank", "--master-addr", "--master-port") if hosts > 1 else ("--master-port",)
     missing = [name for name in needed if name not in given]
