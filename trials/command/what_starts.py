@@ -41,10 +41,16 @@ def what_starts(plan: HostPlan, job: JobPlan | None, *, where: str, num_hosts: i
     values = dict(plan.values) | values_of_variables(plan.variables) | left | ({} if several else {"host_rank": "0"})
     if plan.profile is not None:
         values[PROFILE] = str(plan.profile_root / without_wildcards(fill_text(plan.profile, values)))
+    command = tuple(fill_all(plan.arguments, values, {FLAGS: plan.flags, KNOBS: plan.knobs}))
+    environment = {name: None if text is None else fill_text(text, values) for name, text in plan.environment}
+    told = f"{'Ray starts the command' if job is None else 'A job of Slurm starts the command'} {where}."
+    texts = (*command, *(text or "" for text in environment.values()))
+    if any(mark in text for text in texts for mark in left.values()):
+        told += " What stands in braces is known on a host, when it starts."
     return Started(
-        in_words=f"{'Ray starts the command' if job is None else 'A job of Slurm starts the command'} {where}.",
-        command=tuple(fill_all(plan.arguments, values, {FLAGS: plan.flags, KNOBS: plan.knobs})),
-        environment={name: None if text is None else fill_text(text, values) for name, text in plan.environment},
+        in_words=told,
+        command=command,
+        environment=environment,
         directory=plan.directory,
         variables=tuple(name for name, _ in plan.variables),
         files={name: text for name, _, text in plan.files},

@@ -168,10 +168,10 @@ def launchable_config(request: StudyRequest, text: str, missing: str = "") -> tu
 
 def _named_config(request: StudyRequest, text: str) -> ParallelConfig:
     """Return the configuration that a text names: the current one, or the values of its dimensions."""
-    from costmodels.job.parallel_config import parse_config
+    from costmodels.job.parallel_config import DEGREES, DIMENSIONS, parse_config
 
     name = text.strip()
-    if not name.isalpha():
+    if not name.isalpha() or name in (*DEGREES, *DIMENSIONS):
         return parse_config(text, request.problem.subject.defaults)
     if name != CURRENT:
         raise ConfigError(
