@@ -170,7 +170,7 @@ TITAN = """\
 torchrun --nproc_per_node=8 --nnodes=4 -m torchtitan.train --module llama3 --config llama3_8b_tuned \\
     --parallelism.tensor_parallel_degree 2
 """
-TITAN_PYTHON = '''\
+TITAN_PYTHON = """\
 from torchtitan.trainer import Trainer
 
 from . import model_registry
@@ -202,4 +202,4 @@ def llama3_8b_main() -> Trainer.Config:
         training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * 8192, max_context_length=8192),
         parallelism=ParallelismConfig(),
     )
-'''
+"""

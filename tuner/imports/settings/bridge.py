@@ -111,8 +111,9 @@ def _with_file(file: str, values: Mapping[str, Any], unknown: Mapping[str, str],
     Raises:
         ConfigError: The file is neither, or has no such recipe.
     """
-    if not file or (base := _container(file)) is not None:
-        return _described(base if file else {}, values, unknown, recipe)
+    base = _container(file) if file else {}
+    if base is not None:
+        return _described(base, values, unknown, recipe)
     if (functions := functions_of(file)) is not None:
         return _of_python(read_recipe(functions, recipe), values, unknown, recipe)
     raise ConfigError(
