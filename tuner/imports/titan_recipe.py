@@ -10,27 +10,42 @@ distributed/activation_checkpoint.py (policies), config/configs.py.
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from hardware.io.errors import ConfigError, did_you_mean
+from tuner.imports.settings.python_recipe import functions_of
 from tuner.imports.settings.words import merged
 
 _POLICIES = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory-budget"}
 _MOST_NESTED = 8
 
 
-def read_titan_recipe(functions: Mapping[str, ast.FunctionDef], name: str) -> dict[str, Any]:
-    """Return the sections of the recipe of that name, with the model's flavor under `model`.
+def sections_of(file: str, module: str, name: str) -> dict[str, Any]:
+    """Return the sections of the file beside a command: TOML, or Python with the recipe that the command names.
+
+    Args:
+        file: Text of the file.
+        module: Value of --module, which is the model's name.
+        name: Value of --config, which is the recipe's function.
 
     Raises:
-        ConfigError: The file has no such function.
+        ConfigError: The file is neither, or has no such function.
     """
+    try:
+        return tomllib.loads(file)
+    except (ValueError, RecursionError) as error:
+        functions = functions_of(file)
+        if functions is None:
+            raise ConfigError(f"the second file is neither TOML ({error}) nor Python with recipes") from None
     if name not in functions:
         raise ConfigError(
             "no such function in the file", key="--config", value=name, nearest=did_you_mean(name, functions)
         )
-    return merged({}, _values(functions, name, 0))
+    sections = merged({}, _values(functions, name, 0))
+    sections["model"] = {"name": module, **sections.get("model", {})}
+    return sections
 
 
 def _values(functions: Mapping[str, ast.FunctionDef], name: str, depth: int) -> dict[str, Any]:

@@ -25,8 +25,7 @@ from tuner.imports.flags import Flag, Flags, flag_name, flags_among
 from tuner.imports.imported import Imported, LaunchCommand, Unread
 from tuner.imports.keys import Keys
 from tuner.imports.megatron import SIGNS as MEGATRON
-from tuner.imports.settings.python_recipe import functions_of
-from tuner.imports.titan_recipe import read_titan_recipe
+from tuner.imports.titan_recipe import sections_of
 from tuner.imports.torchrun import launch_of
 from tuner.imports.torchtitan_command import command_of
 from tuner.imports.torchtitan_keys import doubts_about
@@ -271,7 +270,8 @@ def _read(text: str, file: str) -> tuple[Mapping[str, Any], tuple[int, int] | No
         problem = str(error)
     script = read_script(text)
     words = [word for command in script.commands for word in command.words]
-    mapping = _of_file(file, words) if file else {}
+    named = Flags([flag for flag in flags_among(words) if flag.name in ("--module", "--config")])
+    mapping = sections_of(file, named.text("--module") or "", named.text("--config") or "") if file else {}
     # Collect the flags into the sections that a TOML file would have.
     for flag in flags_among(words):
         section, dot, key = flag.name.removeprefix("--").partition(".")
@@ -296,25 +296,6 @@ def _read(text: str, file: str) -> tuple[Mapping[str, Any], tuple[int, int] | No
     if not all(re.fullmatch(r"[1-9][0-9]{0,4}", text) for text in sizes):
         return mapping, None, _command(script)
     return mapping, (int(sizes[0]), int(sizes[1])), _command(script)
-
-
-def _of_file(file: str, words: Sequence[Argument]) -> dict[str, Any]:
-    """Return the sections of the file beside a script: TOML, or Python with the recipe that the command names.
-
-    Raises:
-        ConfigError: It is neither, or has no such recipe.
-    """
-    try:
-        return tomllib.loads(file)
-    except (ValueError, RecursionError) as error:
-        functions = functions_of(file)
-        if functions is None:
-            raise ConfigError(f"the second file is neither TOML ({error}) nor Python with recipes") from None
-    flags = Flags(flags_among(words))
-    module, name = flags.text("--module") or "", flags.text("--config") or ""
-    sections = read_titan_recipe(functions, name)
-    sections["model"] = {"name": module, **sections.get("model", {})}
-    return sections
 
 
 def _no_configuration(text: str, words: Sequence[Argument], problem: str) -> ConfigError:

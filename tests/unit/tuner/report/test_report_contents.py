@@ -282,7 +282,8 @@ def test_the_flags_that_change_are_told(data):
     [
         ("megatron-core", "Flags for Megatron-LM", "--tensor-model-parallel-size 8"),
         ("nanotron", "Configuration for nanotron", "tp: 8"),
-        ("maxtext", "Flags for Megatron-LM", "the study models maxtext"),
+        ("maxtext", "Settings for MaxText", "ici_tensor_sequence_parallelism=8"),
+        ("paddle", "Flags for Megatron-LM", "the study models paddle"),
     ],
 )
 def test_the_report_writes_for_the_studys_framework(tmp_path, runtime, title, flag):
