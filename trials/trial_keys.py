@@ -163,6 +163,10 @@ class AbstractTrialKeys(DocumentedModel, ABC):
         """Return the framework that the trials name, which the study's runtime may only resemble; None if none."""
         return None
 
+    def own_words(self) -> Iterable[str]:
+        """Return the words of the command whose flags trials exchange in place; nothing by default."""
+        return ()
+
     def config_files(self) -> Iterable[str]:
         """Return the names of the files that trials get copies of, in which knobs have their values."""
         return ()

@@ -203,6 +203,11 @@ class CommandKeys(AbstractTrialKeys):
             return self.flags
         return self.log if "log" in self.model_fields_set and isinstance(self.log, str) else None
 
+    def own_words(self) -> Iterator[str]:
+        """Yield the words of the command if its flags are exchanged in place."""
+        if self.flags is not None and f"{{{FLAGS}}}" not in self.command:
+            yield from self.command
+
     def config_files(self) -> Iterator[str]:
         """Yield the names of the files that trials get copies of."""
         yield from self.files

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ from costmodels.job.facts import Told, profile_fields
 from costmodels.job.parallel_config import KnobValue
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
+from hardware.io.config_file import number_in
+from trials.command.own_words import flag_of, segments_of
 from trials.knobs.places import text_of
 
 Change = tuple[tuple[str, float], ...]
@@ -105,6 +107,22 @@ class KnownKnob:
         in_use = [known.value for known in stated if known.is_in_use(job, runtime)]
         return in_use[0] if in_use else self.values[0].value
 
+    def said_by(self, words: Sequence[str]) -> KnobValue:
+        """Return the value that the words of a command say; null if they say none and absence says nothing.
+
+        A number that is none of the values is returned as a number.
+        """
+        said = {segment.name: segment.values for segment in segments_of(words) if segment.name}
+        if self.flag:
+            given = said.get(flag_of(self.flag))
+            return None if given is None else next((v for v in map(_of_text, given)), True)
+        found: KnobValue = None
+        for known in self.values:
+            own = segments_of((known.words or "").split())
+            if known.words is not None and all(said.get(one.name) == one.values for one in own):
+                found = known.value if own or found is None else found
+        return found
+
     def as_keys(self, changed: Mapping[str, Any], today: KnobValue, file: str) -> dict[str, Any]:
         """Return the entry as the mapping of a study's own knob.
 
@@ -122,3 +140,10 @@ class KnownKnob:
         if self.key:
             keys |= {"file": file, "key": self.key}
         return keys | {"when": self.when, "affects": list(self.affects)} | dict(changed)
+
+
+def _of_text(text: str) -> KnobValue:
+    """Return the value of a flag as studies write it: a number, true or false, or its text."""
+    if (number := number_in(text)) is not None:
+        return int(number) if number.is_integer() else number
+    return {"true": True, "false": False}.get(text.lower(), text)

@@ -49,12 +49,14 @@ class KnobCatalog:
         options: Options of its search space.
         framework: Framework that its trials name; None if they name none.
         files: Names of the files that its trials get copies of.
+        words: Words of the command whose flags trials exchange in place; empty if they do not.
     """
 
     setting: Setting
     options: SpaceOptions
     framework: str | None = None
     files: tuple[str, ...] = field(default=())
+    words: tuple[str, ...] = field(default=())
 
     @cached_property
     def name(self) -> str:
@@ -150,6 +152,10 @@ class KnobCatalog:
             )
         today = known.today(self.setting.job, self.setting.runtime)
         values = changed.get("values")
+        if self.words and (said := known.said_by(self.words)) is not None:
+            today = said
+            if values is None and known.value_of(said) is None:  # the command has a value of its own
+                changed = {**changed, "values": [said, *(one.value for one in known.values)]}
         if values and "today" not in changed and today not in values:
             today = values[0]
         mapping = known.as_keys(changed, today, self._file(known)) | ({"when": when} if "when" not in changed else {})

@@ -130,7 +130,11 @@ def _choose_model(keys: StudyKeys, cluster: Cluster, base_dir: Path) -> Chosen:
         options=options,
         parts=SubjectParts(setting=setting, measured=group, flag_exporters=flag_exporters(setting, current)),
         catalog=KnobCatalog(
-            setting=setting, options=options, framework=keys.trial.framework(), files=tuple(keys.trial.config_files())
+            setting=setting,
+            options=options,
+            framework=keys.trial.framework(),
+            files=tuple(keys.trial.config_files()),
+            words=tuple(keys.trial.own_words()),
         ),
         planning=_planning(keys.planner),
     )
