@@ -139,6 +139,7 @@ def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, mod
     Raises:
         ConfigError: Values are missing, or contradict each other.
     """
+    unsaid = imported.unsaid
     imported = without_secrets(_merge(imported, added))
     check_complete(imported, added, file)
     if added.runtime is not None and added.runtime not in runtime_names():
@@ -161,7 +162,10 @@ def new_study(imported: Imported, added: Added, *, file: Path, folder: Path, mod
     except ConfigError as error:
         raise error.in_file(str(file)) from None
     if imported.command is not None:
-        imported = replace(imported, command=on_hosts(imported.command, cluster.num_hosts))
+        command = on_hosts(imported.command, cluster.num_hosts)
+        if unsaid and command.framework != "torchtitan" and not command.unknown:
+            command = replace(command, unknown=(f"its words do not say {', '.join(unsaid)}, which an option answers",))
+        imported = replace(imported, command=command)
     own_file = "" if reference else f"{name}-model.yaml"
     steps = _read_steps(imported, present, cluster.num_devices)
     if steps is not None:

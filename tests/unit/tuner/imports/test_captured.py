@@ -293,6 +293,8 @@ def test_a_word_longer_than_any_file_name_is_captured(imported):
     """Phi 3.5 has a list of 48 factors as the value of a flag."""
     factors = ",".join(f"1.{number:016}" for number in range(48))
 
-    found = imported(f"torchrun pretrain_gpt.py {SIZES} {BATCH} --tensor-model-parallel-size 1 --long-factor {factors}\n")
+    found = imported(
+        f"torchrun pretrain_gpt.py {SIZES} {BATCH} --tensor-model-parallel-size 1 --long-factor {factors}\n"
+    )
 
     assert factors in found.command.arguments
