@@ -15,6 +15,8 @@ from trials.framework_flags import WordRules
 
 _KEY = re.compile(r"(?:\+{0,2}|~)[A-Za-z_][\w./-]*=")
 """Beginning of an override such as `model.tensor_model_parallel_size=2`, as Hydra takes it."""
+_PROGRAM = re.compile(r"(?:^|/)(?:python[0-9.]*|torchrun)$|\.py$")
+_VARIABLE = "-x"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +42,13 @@ def segments_of(words: Sequence[str]) -> list[Segment]:
     """Split a command into its flags with their values.
 
     A flag begins with a dash and is no negative number, or is an override `KEY=VALUE`. The words up to the next flag
-    are its values, except for the file of a program behind a launcher's last flag.
+    are its values, except for the program behind a launcher's last flag. mpirun's `-x` has a variable as its value.
     """
     found: list[Segment] = []
     for word in words:
-        name = flag_of(word)
-        is_program = word.endswith(".py") and bool(found) and bool(found[-1].values)
+        is_variable = bool(found) and found[-1].words == (_VARIABLE,)
+        name = "" if is_variable else flag_of(word)
+        is_program = bool(_PROGRAM.search(word)) and bool(found) and bool(found[-1].values)
         if name or is_program or not found:
             found.append(Segment(name=name, words=(word,)))
         else:

@@ -172,3 +172,8 @@ class Imported:
     def num_devices(self) -> int | None:
         """Number of devices that the file starts on; None if unknown."""
         return None if self.hosts is None or self.devices_per_host is None else self.hosts * self.devices_per_host
+
+    @property
+    def unsaid(self) -> tuple[str, ...]:
+        """Degrees and keys of the job that the words of a command state, or need, and do not tell."""
+        return tuple(name for name in self.open if name in self.origins or name in ("mbs", "vpp"))

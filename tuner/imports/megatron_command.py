@@ -23,7 +23,7 @@ LEFT_OUT: Mapping[str, str] = {
         " --exit-on-missing-checkpoint",
         "a trial reports to no tracker": "--tensorboard-dir --wandb-project --wandb-entity --wandb-exp-name"
         " --wandb-save-dir --enable-one-logger",
-        "a trial has its full batch from the first step on": "--rampup-batch-size",
+        "a trial has its full batch from the first step on": "--rampup-batch-size --step-batch-size-schedule",
         "a trial is timed without a profiler": "--profile --profile-step-start --profile-step-end --profile-ranks"
         " --use-pytorch-profiler --record-memory-history",
         "a trial ends when its steps are timed": "--exit-interval",
@@ -31,6 +31,14 @@ LEFT_OUT: Mapping[str, str] = {
     for flag in flags.split()
 }
 """Flags that a trial must not have, with the reasons."""
+
+_SWITCHES = frozenset(
+    {
+        *("--async-save", "--use-checkpoint-args", "--exit-on-missing-checkpoint", "--enable-one-logger"),
+        *("--profile", "--use-pytorch-profiler", "--record-memory-history"),
+    }
+)
+"""Flags of these without a value."""
 
 LOG = "--log-interval"
 EVERY_STEP = "each step of a trial is logged"
@@ -42,7 +50,7 @@ def command_of(launch: Launch, script: Script, *, runtime: str) -> LaunchCommand
     Programs of DeepSpeed, of old versions of Megatron-LM and of MindSpeed with FSDP take other flags than exports have,
     which is one reason.
     """
-    kept, left_out = keep_words(launch.training, lambda flag: LEFT_OUT.get(flag, ""))
+    kept, left_out = keep_words(launch.training, lambda flag: LEFT_OUT.get(flag, ""), switches=_SWITCHES)
     kept = with_value(kept, LOG, "1")
     return launch_command(
         launch,

@@ -7,7 +7,7 @@ which its processes meet. What a trial must not do is left out. Each change has 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from trials.command.own_words import flag_of, segments_of
@@ -54,20 +54,29 @@ _SET_BY_TRIALS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "A
 """Environment variables that the launcher of each trial sets itself."""
 
 
-def keep_words(words: Iterable[Argument], leaves: Callable[[str], str]) -> tuple[list[Argument], dict[str, str]]:
+def keep_words(
+    words: Iterable[Argument], leaves: Callable[[str], str], *, switches: Set[str] = frozenset()
+) -> tuple[list[Argument], dict[str, str]]:
     """Return the arguments that a trial keeps, and the reasons for the flags that it leaves out, as they are spelled.
+
+    An unknown word may be more flags, as `$MORE_ARGS` is, unless it stands where a flag has its first value.
 
     Args:
         words: Arguments of the program.
         leaves: Function that returns the reason why a trial must not have a flag, or an empty text.
+        switches: Flags without a value.
     """
     kept: list[Argument] = []
     left_out: dict[str, str] = {}
-    why = ""
+    why, takes_value = "", False
     for word in words:
         if name := flag_of(word.text):
-            why = leaves(name)
+            why, takes_value = leaves(name), name not in switches and "=" not in word.text
             left_out |= {word.text.partition("=")[0]: why} if why else {}
+        elif word.unknown and not takes_value:
+            why = ""
+        else:
+            takes_value = False
         if not why:
             kept.append(word)
     return kept, left_out

@@ -149,7 +149,10 @@ def _missing(imported: Imported, added: Added) -> Iterable[tuple[str, str]]:
     if not has_model and not imported.model:
         why = imported.open.get("model", "is not there")
         yield "--model NAME", f"the model {why}: name of the catalog, or path of a config.json or a model's YAML"
-    for key, flag in {} if has_model else imported.missing.items():
+    asked = {} if has_model else dict(imported.missing)
+    if not imported.model or asked.keys() - QUESTIONS.keys():
+        asked.pop("vocab_size", None)  # the named model has one
+    for key, flag in asked.items():
         yield (
             _option(key) if key in QUESTIONS else "--model NAME",
             unread.get(flag, flag if " " in flag else f"{flag} is not there"),

@@ -91,8 +91,8 @@ class SaidFlags:
         """
         cluster, runtime, stated = self.setting.cluster, self.setting.runtime, self.setting.job
         imported = import_flags(flags_among([Argument(text=word, line=0) for word in words], dashed=True))
-        if left_open := imported.open.keys() & imported.origins.keys() or imported.open.keys() & {"mbs", "vpp"}:
-            raise ConfigError("cannot be read", key=next(iter(left_open)))
+        if imported.unsaid:
+            raise ConfigError("cannot be read", key=imported.unsaid[0])
         one_copy = math.prod(imported.degrees.get(name, 1) for name in ("pp", "tp", "cp", "up"))
         dp = max(1, cluster.num_devices // one_copy // imported.copies) * imported.copies
         present = present_of(replace(imported, open={}), devices=one_copy * dp, model=stated.model, runtime=runtime)

@@ -163,6 +163,7 @@ def new_study(imported: Imported, added: Added, *, file: Path, out: Path, model_
     Raises:
         ConfigError: Values are missing, or contradict each other.
     """
+    unsaid = imported.unsaid
     imported = without_secrets(_merge(imported, added))
     check_complete(imported, added, file)
     if added.runtime is not None and added.runtime not in runtime_names():
@@ -187,7 +188,10 @@ def new_study(imported: Imported, added: Added, *, file: Path, out: Path, model_
     except ConfigError as error:
         raise error.in_file(str(file)) from None
     if imported.command is not None:
-        imported = replace(imported, command=on_hosts(imported.command, launched(cluster).num_hosts))
+        command = on_hosts(imported.command, launched(cluster).num_hosts)
+        if unsaid and command.framework != "torchtitan" and not command.unknown:
+            command = replace(command, unknown=(f"its words do not say {', '.join(unsaid)}, which an option answers",))
+        imported = replace(imported, command=command)
     own_file = "" if reference else f"{out.stem}-model.yaml"
     steps = _read_steps(imported, present, cluster.num_devices)
     if steps is not None:

@@ -63,3 +63,16 @@ def test_exchanges_do_not_add_up(now, then, last):
     assert exchange_words(once, ["--tp", str(then)], ["--tp", str(last)], RULES) == [
         *("run", "x.py", "--tp", str(last), "--lr", "1")
     ]
+
+
+def test_variables_of_mpirun_belong_to_its_flag():
+    """`-x NAME=VALUE` is no override of a configuration, and the program behind it is no value."""
+    found = segments_of(["mpirun", "-x", "A=1", "-x", "B=2", "python", "train.py", "model.a=1"])
+
+    assert [one.words for one in found] == [
+        ("mpirun",),
+        ("-x", "A=1"),
+        ("-x", "B=2"),
+        ("python", "train.py"),
+        ("model.a=1",),
+    ]

@@ -51,6 +51,19 @@ CASES = {
         f"{SLURM}#SBATCH --ntasks-per-node=8\nmpirun -np 64 --npernode 8 -bind-to none python pretrain_gpt.py {MODEL}",
         [LOG],
     ),
+    "variables of mpirun": (
+        f"{SLURM}#SBATCH --ntasks-per-node=8\nmpirun -np 64 -x MASTER_ADDR=h -x NCCL_IB_TC=106 -x MASTER_PORT=1 python "
+        f"pretrain_gpt.py {MODEL} --log-interval 1",
+        [
+            ("-x MASTER_ADDR=h", "-x MASTER_ADDR={master_address}", MEETING),
+            ("-x MASTER_PORT=1", "-x MASTER_PORT={master_port}", MEETING),
+        ],
+    ),
+    "batches that grow": (
+        f"torchrun --standalone --nproc_per_node 8 pretrain_gpt.py {MODEL} --log-interval 1 "
+        '--step-batch-size-schedule "0:16 2B:512"',
+        [("--step-batch-size-schedule 0:16 2B:512", "", LEFT_OUT["--step-batch-size-schedule"])],
+    ),
     "srun": (
         f"{SLURM}#SBATCH --job-name=x\nsrun --ntasks-per-node=8 --cpu-bind=cores python -u pretrain_gpt.py {MODEL}",
         [LOG, ("--job-name", "", "the job of each trial has its own")],
@@ -108,3 +121,45 @@ def test_a_script_of_one_host_meets_on_several(meshtune, tmp_path, launch, remov
     assert [one["trial"] for one in told if not one["script"]] == added
     assert [one["script"] for one in told if not one["trial"]] == removed
     assert {one["why"] for one in told} <= {HOSTS, MEETING}
+
+
+def test_unknown_words_behind_a_switch_that_is_left_out_stay(meshtune, tmp_path):
+    """`$MORE` may hold any flags, so that a command without them would be another one."""
+    script = (
+        f"if [ -f /ck/latest ]; then MORE='--load /a'; else MORE='--no-load-rng'; fi\n"
+        f"torchrun --standalone --nproc_per_node 8 pretrain_gpt.py {MODEL} --use-checkpoint-args $MORE --save $CK\n"
+    )
+    (tmp_path / "train.sh").write_text(script, encoding="utf-8")
+    options = f"--from-megatron {tmp_path}/train.sh --out {tmp_path}/s.yaml --cluster dgx-h100 --hosts 1"
+
+    done = meshtune("init", *options.split(), "--ignore-flags", "use-checkpoint-args", "--json")
+
+    assert done.status == 0, done.err
+    study = (tmp_path / "s.yaml").read_text(encoding="utf-8")
+    assert "trial: {backend: simulated}" in study
+    assert "$MORE" in study
+
+
+def test_a_command_whose_words_do_not_say_the_chunks_is_not_exchanged(meshtune, tmp_path):
+    """What an option answers stands in no word, so that nothing can be exchanged in place."""
+    flags = "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3"
+    script = f"torchrun --standalone --nproc_per_node 8 pretrain_gpt.py {MODEL} {flags}\n"
+    (tmp_path / "train.sh").write_text(script, encoding="utf-8")
+
+    options = f"--from-megatron {tmp_path}/train.sh --out {tmp_path}/s.yaml --cluster dgx-h100 --vpp 1"
+    done = meshtune("init", *options.split())
+
+    assert done.status == 0, done.err
+    assert "its words do not say vpp" in (tmp_path / "s.yaml").read_text(encoding="utf-8")
+
+
+def test_a_model_that_is_named_brings_its_vocabulary(meshtune, tmp_path):
+    """What the message asks for can be answered by one command."""
+    script = "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers $LAYERS --bf16\n"
+    (tmp_path / "train.sh").write_text(script, encoding="utf-8")
+
+    done = meshtune(*f"init --from-megatron {tmp_path}/train.sh --out {tmp_path}/s.yaml --cluster dgx-h100".split())
+
+    assert done.status == 2
+    assert "--model NAME" in done.err
+    assert "--vocab-size" not in done.err
