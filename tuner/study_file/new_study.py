@@ -189,7 +189,7 @@ def new_study(imported: Imported, added: Added, *, file: Path, out: Path, model_
         raise error.in_file(str(file)) from None
     if imported.command is not None:
         command = on_hosts(imported.command, launched(cluster).num_hosts)
-        if unsaid and command.framework != "torchtitan" and not command.unknown:
+        if unsaid and command.framework in ("megatron", "mindspeed") and not command.unknown:
             command = replace(command, unknown=(f"its words do not say {', '.join(unsaid)}, which an option answers",))
         imported = replace(imported, command=command)
     own_file = "" if reference else f"{out.stem}-model.yaml"
