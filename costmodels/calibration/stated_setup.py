@@ -137,8 +137,8 @@ def _parse_facts(text: str, attention: str) -> Told:
     except ConfigError as error:
         raise ConfigError(error.rule, key="attention", value=error.value, nearest=error.nearest) from None
     is_fused = find_fact("attention").fields_of(kernel)["fused_attention"]
-    for name, value in (("attention", kernel), ("fused_attention", is_fused)):
-        if dict(told).get(name, value) != value:
+    for name, said in (("attention", kernel), ("fused_attention", is_fused)):
+        if dict(told).get(name, said) != said:
             rule = f"contradicts {name}={shown(dict(told)[name])} in `facts`"
             raise ConfigError(rule, key="attention", value=attention, nearest="state it in one column")
     return parse_facts(dict(told) | {"attention": kernel})

@@ -213,7 +213,8 @@ def experts(setting: Setting, config: ParallelConfig) -> Part:
 
 def _dispatcher(setting: Setting) -> FactValue:
     """Return what sends tokens to their experts: as the study states it, else the all-to-all that profiles have."""
-    return dict(setting.runtime.stated).get("dispatcher", "alltoall")
+    stated: dict[str, FactValue] = dict(setting.runtime.stated)
+    return stated.get("dispatcher", "alltoall")
 
 
 WRITTEN_ELSEWHERE = (

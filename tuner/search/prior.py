@@ -17,8 +17,8 @@ import numpy as np
 
 from costmodels.calibration.fitting import fit_to_runs
 from costmodels.calibration.sources import MeasuredSetting
-from costmodels.job.parallel_config import HAND, ConfigGrid
 from costmodels.job.facts import under_profile
+from costmodels.job.parallel_config import HAND, ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile, other_runtimes
 from costmodels.job.setting import Setting
 from costmodels.simulator.leaders import LEADERS, is_worth_simulating, simulated_times_s
