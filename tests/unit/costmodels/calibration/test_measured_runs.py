@@ -155,10 +155,7 @@ def test_a_row_states_its_runtime_network_and_kernels(write):
         ({"devices_per_host": "7.5"}, r"devices_per_host = '7\.5': must be a whole number"),
         ({"attention": "flesh"}, r"attention = 'flesh': is not among its values; did you mean 'flash'"),
         ({"facts": "overlaps_gradients"}, r"facts = 'overlaps_gradients': must be NAME=VALUE"),
-        (
-            {"facts": "overlap_gradients=true"},
-            r"facts\.overlap_gradients: .* did you mean 'overlaps_gradients'",
-        ),
+        ({"facts": "overlap_gradients=true"}, r"facts\.overlap_gradients: .* did you mean 'overlaps_gradients'"),
         ({"facts": "overlaps_ring=1"}, r"facts\.overlaps_ring = '1': is not among its values; valid: false, true"),
         ({"facts": "gradient_bytes=0"}, r"facts\.gradient_bytes = '0': must be a whole number from 1"),
         ({"facts": "matmul_efficiency=1"}, r"facts\.matmul_efficiency: is no fact of a run"),
