@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from costmodels.job.facts import Fact, facts, shown
 
-_NEEDS = {
-    "": "",
-    "experts": "Needs experts.",
-    "bf16": "Needs weights in bf16.",
-    "offload": "Needs states on the host.",
-}
+_NEEDS = {"": "", "experts": "Needs experts.", "bf16": "Needs weights in bf16.", "offload": "Needs states on the host."}
 _PLACES = ("megatron", "mindspeed", "torchtitan", "deepspeed", "nanotron", "environment")
 
 

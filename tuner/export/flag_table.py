@@ -32,8 +32,11 @@ class Flag:
 
 def fact_flags(framework: str) -> dict[str, Flag]:
     """Return the flags of a framework that say facts of a run, as its parser declares them."""
-    kinds: dict[int, Literal["switch", "word"]] = {0: "switch", 1: "word"}
-    return {name: Flag(kind=kinds.get(most, "words")) for name, most in numbers_of_values(framework).items()}
+    most = numbers_of_values(framework)
+    return {
+        name: Flag(kind="switch" if number == 0 else "word" if number == 1 else "words")
+        for name, number in most.items()
+    }
 
 
 def read_flags(arguments: Sequence[str], table: Mapping[str, Flag]) -> dict[str, FlagValue]:

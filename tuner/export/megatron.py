@@ -230,7 +230,7 @@ def experts(setting: Setting, config: ParallelConfig) -> Part:
 
 def _dispatcher(setting: Setting) -> FactValue:
     """Return what sends tokens to their experts: as the study states it, else the all-to-all that profiles have."""
-    stated: Mapping[str, FactValue] = dict(setting.runtime.stated)
+    stated: dict[str, FactValue] = dict(setting.runtime.stated)
     return stated.get("dispatcher", "alltoall")
 
 

@@ -46,8 +46,8 @@ class KnownValue:
         """Return whether a job and a profile already have what the value makes true."""
         stated = dict(runtime.stated)
         is_stated = all(stated.get(name, value) == value for name, value in self.facts)
-        of_profile = all(getattr(runtime, name) == value for name, value in profile_fields(self.facts).items())
-        return is_stated and of_profile and all(getattr(job, name) == value for name, value in self.job)
+        in_profile = all(getattr(runtime, name) == value for name, value in profile_fields(self.facts).items())
+        return is_stated and in_profile and all(getattr(job, name) == value for name, value in self.job)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
