@@ -36,6 +36,7 @@ from costmodels.step.layer_residuals import layer_residual
 from costmodels.step.memory.peak import MemoryEstimate
 from costmodels.step.overheads import overhead_s
 from costmodels.step.pipeline.passes import SPLIT_BACKWARD, PassOrder, pass_order
+from costmodels.step.pipeline.schedules import of_round
 from costmodels.step.replicas import ReplicaKind, replica_kinds
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray
@@ -81,8 +82,13 @@ class PricedStep:
     stages: tuple[tuple[StageWork, ...], ...]
 
     def orders(self, micro_batches: Sequence[int]) -> tuple[PassOrder, ...]:
-        """Return the order of passes of each kind of replicas, which have so many micro-batches."""
-        return tuple(pass_order(self.schedule, self.config.pp, self.config.vpp, number) for number in micro_batches)
+        """Return the order of passes of each kind of replicas, which run so many micro-batches of their step."""
+        pp, vpp = self.config.pp, self.config.vpp
+        sizes = of_round(np.array([kind.micro_batches for kind in self.replicas]), pp).tolist()
+        return tuple(
+            pass_order(self.schedule, pp, vpp, number, size)
+            for number, size in zip(micro_batches, sizes, strict=True)
+        )
 
     def run(self, orders: Sequence[PassOrder]) -> tuple[StepTasks, Timeline]:
         """Run the tasks of one step."""

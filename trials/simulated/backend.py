@@ -175,9 +175,6 @@ class SimulatedBackend(AbstractBackend):
                 reason=f"needs {needed / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB",
                 origin="synthetic",
             )
-        refusal = self._find_refusal(config)
-        if refusal:
-            return Observation(status=Status.CRASHED, reason=refusal, origin="synthetic")
         # even work adds nothing to the seed, so that worlds keep the noise that they had before work could be uneven
         dimensions = FURTHER_DIMENSIONS if config.assignment else ENUMERATED_DIMENSIONS
         identity = repr(config.values(DEGREES + dimensions)) + (repr(config.knobs) if config.knobs else "")
@@ -218,21 +215,6 @@ class SimulatedBackend(AbstractBackend):
         degrees = _log2(ConfigGrid.from_configs([config]).matrix(DEGREES))
         return hidden_effects(active_knobs(self.knobs, config), degrees, self.seed)
 
-    def _find_refusal(self, config: ParallelConfig) -> str:
-        """Return why the simulator finds no order of passes; empty if it finds one, or if it is not used."""
-        if self.fidelity == "step_time":
-            return ""
-        # every study file names this backend, and few ask for the simulator
-        from costmodels.step.pipeline.passes import pass_order  # noqa: PLC0415
-
-        even = self.job.global_batch_size // (config.dp * config.mbs)
-        try:
-            for num_micro_batches in config.assignment.micro_batches or (even,):
-                pass_order("1f1b", config.pp, config.vpp, num_micro_batches)
-        except ValueError as error:
-            return str(error)
-        return ""
-
     def _closed_form(self, grid: ConfigGrid) -> StepEstimate:
         return estimate_step(
             self.setting,
@@ -244,7 +226,7 @@ class SimulatedBackend(AbstractBackend):
 
     def _simulate(self, grid: ConfigGrid) -> StepEstimate:
         """Compute the steps [n] with the event simulator, one configuration after the other."""
-        from costmodels.simulator.simulated_step import simulate_step  # noqa: PLC0415 # as in `_find_refusal`
+        from costmodels.simulator.simulated_step import simulate_step  # noqa: PLC0415 # few studies ask for it
 
         steps = [
             simulate_step(

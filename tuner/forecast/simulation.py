@@ -13,7 +13,7 @@ from costmodels.simulator.simulated_step import Simulation, simulate_step
 from costmodels.simulator.stage_rows import stage_rows
 from costmodels.simulator.trace import chrome_trace, operator_events
 from costmodels.step.memory.peak import MemoryEstimate, estimate_memory
-from costmodels.step.pipeline.passes import ONE_CHUNK, SCHEDULES, pass_order
+from costmodels.step.pipeline.passes import ONE_CHUNK, SCHEDULES
 from costmodels.step.step_time import StepEstimate
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.io.output_file import write_output
@@ -30,7 +30,7 @@ def simulate_candidate(problem: Problem, chosen: ParallelConfig, schedule: str =
     Raises:
         ConfigError: There is no such schedule, or not with this configuration.
     """
-    _check_schedule(problem, chosen, schedule)
+    _check_schedule(chosen, schedule)
     memory = _estimate_memory(problem, chosen, schedule)
     return simulate_step(problem.setting, chosen, schedule=schedule, memory=memory)
 
@@ -77,7 +77,7 @@ def _estimate_memory(problem: Problem, chosen: ParallelConfig, schedule: str) ->
     return estimate_memory(problem.setting, grid, schedule=schedule)
 
 
-def _check_schedule(problem: Problem, chosen: ParallelConfig, schedule: str) -> None:
+def _check_schedule(chosen: ParallelConfig, schedule: str) -> None:
     """Check that a configuration can run under a schedule."""
     if schedule not in SCHEDULES:
         raise ConfigError("is no schedule", key="--schedule", value=schedule, nearest=did_you_mean(schedule, SCHEDULES))
@@ -88,11 +88,3 @@ def _check_schedule(problem: Problem, chosen: ParallelConfig, schedule: str) -> 
             value=schedule,
             nearest=f"vpp=1, or --schedule {SCHEDULE}",
         )
-    even = problem.setting.job.global_batch_size // (chosen.dp * chosen.mbs)
-    try:
-        for num_micro_batches in chosen.assignment.micro_batches or (even,):
-            pass_order(schedule, chosen.pp, chosen.vpp, num_micro_batches)
-    except ValueError as error:
-        raise ConfigError(
-            f"cannot be run: {str(error).rstrip('.')}", key="--config", value=str(chosen), nearest="with vpp=1 it can"
-        ) from None

@@ -12,24 +12,27 @@ changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ENUMERATED_DIMENSIONS, Dimension, Value
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
+from tuner.space.rules import UNEQUAL_CHUNKS, shortens_chunks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Divided:
-    """Number that every value of a dimension must divide.
+class Possible:
+    """Values that a dimension of numbers may have before most rules.
 
     Attributes:
-        number: Number that is divided, at least 1.
-        demand: Condition on the values in words, for messages about those that do not divide.
+        values: The values, ascending.
+        demand: Condition on the values in words, for messages about others.
     """
 
-    number: int
+    values: tuple[int, ...]
     demand: str
 
 
@@ -42,7 +45,8 @@ class SearchedDimension:
         space_key: Meaning of the key under `space:`, for the reference of study files.
         job_key: Meaning of the key under `job:`; None for a degree, which no job fixes.
         job_default: Value where `job:` leaves the key out; None leaves it to the runtime.
-        divided: Function from a setting to the number that the values divide; None for a dimension of choices.
+        possible: Function from a setting and the names of the rules in force to the values; None for a dimension of
+            choices.
         offered: Function from a runtime to the choices that it has; None for a dimension of numbers.
     """
 
@@ -50,7 +54,7 @@ class SearchedDimension:
     space_key: str
     job_key: str | None = None
     job_default: Value | None = None
-    divided: Callable[[Setting], Divided] | None = None
+    possible: Callable[[Setting, Collection[str]], Possible] | None = None
     offered: Callable[[RuntimeProfile], Sequence[Value]] | None = None
 
     @property
@@ -66,13 +70,13 @@ class SearchedDimension:
         """Print the value of a code the way study files spell it."""
         return self.further.show(code) if self.further else str(code)
 
-    def codes(self, setting: Setting) -> list[int]:
-        """Return all values that a configuration of the setting may have before any rule, as codes."""
+    def codes(self, setting: Setting, rules: Collection[str]) -> list[int]:
+        """Return the values that a configuration of the setting may have before most rules, as codes."""
         if self.offered is not None:
             return [self.code_of(value) for value in self.offered(setting.runtime)]
-        assert self.divided is not None, "a dimension has choices or divides a number"
+        assert self.possible is not None, "a dimension has choices or numbers"
         zero = [0] if self.further else []  # stands for another dimension's value, as expert_tp = 0 does for tp
-        return [*zero, *divisors(self.divided(setting).number)]
+        return [*zero, *self.possible(setting, rules).values]
 
 
 def divisors(number: int) -> list[int]:
@@ -81,51 +85,67 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def _devices(setting: Setting) -> Divided:
+def _divisors(number: int, demand: str) -> Possible:
+    return Possible(values=tuple(divisors(number)), demand=demand)
+
+
+def _devices(setting: Setting, _: Collection[str]) -> Possible:
     devices = setting.cluster.num_devices
-    return Divided(number=devices, demand=f"must divide the cluster's {devices:,} devices")
+    return _divisors(devices, f"must divide the cluster's {devices:,} devices")
 
 
-def _devices_or_zero(setting: Setting) -> Divided:
+def _devices_or_zero(setting: Setting, _: Collection[str]) -> Possible:
     devices = setting.cluster.num_devices
-    return Divided(number=devices, demand=f"must be 0, or divide the cluster's {devices:,} devices")
+    return _divisors(devices, f"must be 0, or divide the cluster's {devices:,} devices")
 
 
-def _batch(setting: Setting) -> Divided:
+def _batch(setting: Setting, _: Collection[str]) -> Possible:
     batch = setting.job.global_batch_size
-    return Divided(number=batch, demand=f"must divide the global batch of {batch:,} sequences")
+    return _divisors(batch, f"must divide the global batch of {batch:,} sequences")
 
 
-def _layers(setting: Setting) -> Divided:
+def _chunks(setting: Setting, rules: Collection[str]) -> Possible:
+    """Return the chunks per stage: divisors of the layers or, where chunks may be unequal, whatever fills them."""
     layers = setting.padded_layers
-    return Divided(number=layers, demand=f"must divide the model's {layers} layers, padding included")
+    without = [number for rule, number in UNEQUAL_CHUNKS.items() if rule in rules]
+    if not without or "vpp_layers" in rules:
+        return _divisors(layers, f"must divide the model's {layers} layers, padding included")
+    most = layers + without[0]
+    values = np.arange(1, most + 1)
+    if "vpp_shortens" in rules:
+        # chunks need a pipeline; vpp = 1 stays where there is none
+        stages = np.array(divisors(setting.cluster.num_devices))[:, None]
+        is_worth = shortens_chunks(layers, stages, values) & (stages * values <= most) & (stages > 1)
+        values = values[is_worth.any(axis=0) | (values == 1)]
+    return Possible(values=tuple(values.tolist()), demand=f"must be from 1 to {most}, for a model of {layers} layers")
 
 
-def _experts(setting: Setting) -> Divided:
+def _experts(setting: Setting, _: Collection[str]) -> Possible:
     experts = setting.job.model.num_experts
-    demand = f"must divide the model's {experts} experts" if experts else "must be 1 without experts"
-    return Divided(number=max(experts, 1), demand=demand)
+    return _divisors(
+        max(experts, 1), f"must divide the model's {experts} experts" if experts else "must be 1 without experts"
+    )
 
 
-def _expert_width(setting: Setting) -> Divided:
+def _expert_width(setting: Setting, _: Collection[str]) -> Possible:
     width = setting.job.model.expert_ffn_size
-    return Divided(number=max(width, 1), demand=f"must be 0, or divide the experts' width of {width:,}")
+    return _divisors(max(width, 1), f"must be 0, or divide the experts' width of {width:,}")
 
 
 _ALL = "\n\nDefault: all"
 _FIXED = "\n\nDefault: the job's"
 
 _ROWS = (
-    SearchedDimension(name="pp", space_key=f"Allowed pipeline stages.{_ALL}", divided=_devices),
-    SearchedDimension(name="tp", space_key=f"Allowed tensor parallel degrees.{_ALL}", divided=_devices),
-    SearchedDimension(name="dp", space_key=f"Allowed data parallel degrees.{_ALL}", divided=_devices),
+    SearchedDimension(name="pp", space_key=f"Allowed pipeline stages.{_ALL}", possible=_devices),
+    SearchedDimension(name="tp", space_key=f"Allowed tensor parallel degrees.{_ALL}", possible=_devices),
+    SearchedDimension(name="dp", space_key=f"Allowed data parallel degrees.{_ALL}", possible=_devices),
     SearchedDimension(
-        name="cp", space_key=f"Allowed context parallel degrees (ring attention).{_ALL}", divided=_devices
+        name="cp", space_key=f"Allowed context parallel degrees (ring attention).{_ALL}", possible=_devices
     ),
-    SearchedDimension(name="up", space_key=f"Allowed Ulysses degrees.{_ALL}", divided=_devices),
-    SearchedDimension(name="vpp", space_key=f"Allowed model chunks per stage.{_ALL}", divided=_layers),
-    SearchedDimension(name="ep", space_key=f"Allowed expert parallel degrees.{_ALL}", divided=_experts),
-    SearchedDimension(name="mbs", space_key=f"Allowed sequences per micro-batch.{_ALL}", divided=_batch),
+    SearchedDimension(name="up", space_key=f"Allowed Ulysses degrees.{_ALL}", possible=_devices),
+    SearchedDimension(name="vpp", space_key=f"Allowed model chunks per stage.{_ALL}", possible=_chunks),
+    SearchedDimension(name="ep", space_key=f"Allowed expert parallel degrees.{_ALL}", possible=_experts),
+    SearchedDimension(name="mbs", space_key=f"Allowed sequences per micro-batch.{_ALL}", possible=_batch),
     SearchedDimension(
         name="recompute",
         space_key=f"Opens this dimension: the values of the list are searched.{_FIXED}",
@@ -159,14 +179,14 @@ _ROWS = (
         space_key=f"Opens this dimension; `[0, 1]` tries experts split as the rest is, and not at all.{_FIXED}",
         job_key="Tensor parallel degree of the experts; 0 is that of the rest, `tp`.",
         job_default=0,
-        divided=_expert_width,
+        possible=_expert_width,
     ),
     SearchedDimension(
         name="dp_shard",
         space_key=f"Opens this dimension; `[0, 8]` tries shards over all of dp, and over eight neighbours.{_FIXED}",
         job_key="Data parallel ranks over which ZeRO shards, the others hold copies (HSDP); 0 is all of `dp`.",
         job_default=0,
-        divided=_devices_or_zero,
+        possible=_devices_or_zero,
     ),
 )
 SEARCHED = {row.name: row for row in _ROWS}

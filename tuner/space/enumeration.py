@@ -52,7 +52,17 @@ from tuner.space.fewer_hosts import (
     on_hosts,
     setting_on_hosts,
 )
-from tuner.space.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, Columns, Keep, Rule
+from tuner.space.rules import (
+    CHUNKS_WITHOUT_LAYERS,
+    DUPLICATE_RULES,
+    LAYER_PADDING,
+    RULE_SETS,
+    RULES,
+    THINNING_RULES,
+    Columns,
+    Keep,
+    Rule,
+)
 from tuner.space.worth_planning import worth_planning
 
 MAX_CANDIDATES = 5_000_000
@@ -134,12 +144,15 @@ def setting_for(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, opt
 def active_rules(setting: Setting, options: SpaceOptions) -> list[Rule]:
     """Return the rules in force: the rule set without switched-off rules, and one rule per tightened dimension.
 
-    Rules that remove duplicates of a dimension are in force only where the study opens that dimension. Where its values
+    Rules that remove duplicates of a dimension are in force only where the study opens that dimension, and rules that
+    thin one out only where it does not list the values. Where its values
     leave out the ZeRO stage that stands for all without replicas, none of those left would remain.
     """
     name = options.rule_set or setting.runtime.rule_set
     rules = [RULES[rule] for rule in RULE_SETS[name] if rule not in options.without]
     rules = [rule for rule in rules if rule.name not in DUPLICATE_RULES or rule.needs[-1] in options.opened]
+    listed = {name for name, _ in options.allowed}
+    rules = [rule for rule in rules if rule.name not in THINNING_RULES or rule.needs[-1] not in listed]
     least = min(setting.runtime.zero_stages)
     if least not in dict(options.allowed).get("zero_stage", (least,)):
         rules = [rule for rule in rules if rule.name != "zero_needs_replicas"]
@@ -228,10 +241,11 @@ def _check_size(number: int, limit: int, what: str) -> None:
 def _raw_values(setting: Setting, options: SpaceOptions) -> dict[str, IntArray]:
     """Return the values of each dimension before any rule; the job fixes those that the study does not open."""
     fixed = setting.job.fixed_values(sequence_parallel=setting.runtime.sequence_parallel)
+    rules = {rule.name for rule in active_rules(setting, options)}
     raw = {}
     for name, dimension in SEARCHED.items():
         is_fixed = name in fixed and name not in options.opened
-        codes = [dimension.code_of(fixed[name])] if is_fixed else dimension.codes(setting)
+        codes = [dimension.code_of(fixed[name])] if is_fixed else dimension.codes(setting, rules)
         raw[name] = np.array(codes, dtype=np.int64)
     return raw
 
@@ -243,15 +257,16 @@ def impossible_values(setting: Setting, options: SpaceOptions) -> dict[str, tupl
         By dimension, the values, the demand that they don't meet, and all values that do.
     """
     found = {}
+    rules = {rule.name for rule in active_rules(setting, options)}
     for name, values in options.allowed:
         dimension = SEARCHED[name]
-        if dimension.divided is None:
+        if dimension.possible is None:
             continue
-        divided = dimension.divided(setting)
+        possible = dimension.possible(setting, rules)
         # 0 stands for the value of another dimension, which may be any
-        wrong = tuple(value for value in values if value and (value < 0 or divided.number % value))
+        wrong = tuple(value for value in values if value and value not in possible.values)
         if wrong:
-            found[name] = (wrong, divided.demand, divisors(divided.number))
+            found[name] = (wrong, possible.demand, list(possible.values))
     return found
 
 
@@ -454,7 +469,7 @@ def launchable(setting: Setting, config: ParallelConfig) -> bool:
         return False
     columns, there = _columns(config), setting_on_hosts(setting, config)
     return all(RULES[name].keep(there, columns).all() for name in needed) and (
-        config.pp <= setting.padded_layers and max(setting.job.model.num_experts, 1) % config.ep == 0
+        config.pp <= setting.padded_layers + CHUNKS_WITHOUT_LAYERS and max(setting.job.model.num_experts, 1) % config.ep == 0
     )
 
 

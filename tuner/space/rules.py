@@ -51,8 +51,11 @@ def _vpp_rounds(s: Setting, c: Columns) -> Keep:
     return np.asarray((c["vpp"] == 1) | (micro_batches % np.maximum(micro_batches // c["pp"], 1) == 0))
 
 
-def _is_even_or_one_chunk(s: Setting, c: Columns) -> Keep:
-    return np.asarray((c["vpp"] == 1) | (s.padded_layers % (c["pp"] * c["vpp"]) == 0))
+def shortens_chunks(num_layers: int, pp: IntArray, vpp: IntArray) -> Keep:
+    """Return whether the longest of pp*vpp chunks has fewer layers than with a smaller vpp, or all are equal [n]."""
+    longest = -(-num_layers // (pp * vpp))
+    before = -(-num_layers // (pp * np.maximum(vpp - 1, 1)))
+    return np.asarray((vpp == 1) | (num_layers % (pp * vpp) == 0) | (longest < before))
 
 
 def _context_chunks(c: Columns) -> IntArray:
@@ -114,6 +117,9 @@ def _describe_layers(s: Setting) -> str:
         return f"{layers} layers"
     return f"{s.padded_layers} layers ({layers}, filled with no-op layers to a multiple of {s.runtime.layer_padding})"
 
+
+CHUNKS_WITHOUT_LAYERS = 2
+"""Most chunks of a layout of Megatron-LM that may hold no layer: the first and the last."""
 
 _TWO_CHUNKS = "ring attention deals two chunks to each rank to balance the causal mask"
 
@@ -279,12 +285,13 @@ RULES: dict[str, Rule] = {
             reason=lambda s: f"pp*vpp must divide the {_describe_layers(s)}",
         ),
         Rule(
+            # megatron-core transformer/pipeline_parallel_layer_layout.py: any layout from the embedding to the loss
             name="layers_or_layout",
             needs=("pp", "vpp"),
-            keep=_is_even_or_one_chunk,
+            keep=lambda s, c: c["pp"] * c["vpp"] <= s.job.model.num_layers + CHUNKS_WITHOUT_LAYERS,
             reason=lambda s: (
-                f"pp*vpp must divide the {_describe_layers(s)}; with vpp = 1 stages may be uneven "
-                "(--pipeline-model-parallel-layout)"
+                f"pp*vpp must not exceed the {s.job.model.num_layers} layers by more than {CHUNKS_WITHOUT_LAYERS}: of "
+                "the chunks only the first, with the embedding, and the last, with the loss, may be without layers"
             ),
         ),
         Rule(
@@ -293,6 +300,15 @@ RULES: dict[str, Rule] = {
             keep=lambda s, c: c["pp"] * c["vpp"] <= s.job.model.num_layers,
             reason=lambda s: (
                 f"pp*vpp must not exceed the {s.job.model.num_layers} layers: chunks may be unequal, but none empty"
+            ),
+        ),
+        Rule(
+            name="vpp_shortens",
+            needs=("pp", "vpp"),
+            keep=lambda s, c: shortens_chunks(s.padded_layers, c["pp"], c["vpp"]),
+            reason=lambda s: (
+                f"with this vpp the longest chunk of the {_describe_layers(s)} is as long as with vpp - 1, which needs "
+                "fewer messages; space.vpp may list it nevertheless"
             ),
         ),
         Rule(
@@ -504,12 +520,13 @@ _FURTHER = (*_CHOICES, "zero_needs_replicas", "sequence_parallel_needs_tp")
 # sharding_strategy HYBRID_SHARD, MaxText ici_data_parallelism beside ici_fsdp_parallelism, InternEvo zero1.size
 _SHARD = ("dp_shard_within_dp", "dp_shard_holds_experts", "dp_shard_distinct")
 _MEGATRON = (
-    *_EVERY_RUNTIME,
-    *("kv_heads", "kv_heads_ulysses", "ffn", "sequence", "layers_or_layout", "vpp_two_stages", "vpp_micro_batches"),
-    *("experts", "ep_within_stage", "expert_tp_distinct"),
+    *("devices", "heads", "global_batch"),
+    *("kv_heads", "kv_heads_ulysses", "ffn", "sequence", "layers_or_layout", "vpp_shortens", "vpp_two_stages"),
+    *("vpp_filled", "experts", "ep_within_stage", "expert_tp_distinct"),
     *_FURTHER,
     "experts_need_sequence_parallel",
 )
+_OF_MINDSPEED = {"layers_or_layout": "chunks_filled", "vpp_filled": "vpp_micro_batches"}
 _MEGATRON_2021 = (
     *_EVERY_RUNTIME,
     *("kv_heads", "ffn", "layers", "vpp_three_stages", "vpp_micro_batches", "no_cp", "no_up", "no_ep"),
@@ -534,11 +551,10 @@ _SETS: dict[str, tuple[str, ...]] = {
     "megatron": (*_MEGATRON, *_SHARD, "offload_needs_sharding"),
     # a framework that nobody named: most that have all of these dimensions descend from Megatron-LM (assumed)
     "unknown": _MEGATRON,
-    # MindSpeed runs Megatron-LM's checks, repeats key-value heads for Ulysses, splits layers evenly, and knows one
-    # instance of the distributed optimizer (assumed)
-    "mindspeed": (
-        *("layers" if rule == "layers_or_layout" else rule for rule in _MEGATRON if rule != "kv_heads_ulysses"),
-    ),
+    # MindSpeed runs Megatron-LM's checks, repeats key-value heads for Ulysses, fills short chunks with no-op layers
+    # (features_manager/pipeline_parallel/noop_layers.py), and knows one instance of the distributed optimizer and
+    # rounds of pp micro-batches (both assumed)
+    "mindspeed": (*(_OF_MINDSPEED.get(rule, rule) for rule in _MEGATRON if rule != "kv_heads_ulysses"),),
     # nanotron parallel/context.py, config/parallelism_config.py: contiguous blocks, no interleaving
     "nanotron": (*_EVERY_RUNTIME, "kv_heads", "ffn", "sequence", "no_vpp", "experts", "ep_within_dp", *_FURTHER),
     # Megatron-LM v2 megatron/arguments.py (interleaving from 3 stages on), megatron/model/transformer.py (heads and
@@ -576,7 +592,8 @@ _SETS: dict[str, tuple[str, ...]] = {
     # torch/distributed/pipelining/schedules.py (micro-batches). ep may borrow tp there too, which is not modelled.
     "torchtitan": (
         *("devices", "global_batch", "kv_heads_whole", "ffn", "no_up", "sequence_doubled"),
-        *("chunks_filled", "vpp_two_stages", "vpp_rounds", "pp_filled", "pp_untied", "experts", "ep_within_dp_cp"),
+        *("chunks_filled", "vpp_shortens", "vpp_two_stages", "vpp_rounds", "pp_filled", "pp_untied"),
+        *("experts", "ep_within_dp_cp"),
         *_FURTHER,
         *_SHARD,
     ),
@@ -584,7 +601,7 @@ _SETS: dict[str, tuple[str, ...]] = {
     # key-value heads, torch/distributed/pipelining/schedules.py (rounds of micro-batches), experts over a whole stage
     "torch-reference": (
         *("devices", "heads", "global_batch", "kv_heads_whole", "ffn", "sequence"),
-        *("chunks_filled", "vpp_two_stages", "vpp_rounds", "vpp_filled"),
+        *("chunks_filled", "vpp_shortens", "vpp_two_stages", "vpp_rounds", "vpp_filled"),
         *("experts", "ep_within_stage", "expert_tp_distinct"),
         *_FURTHER,
         "experts_need_sequence_parallel",
@@ -624,7 +641,7 @@ _SETS: dict[str, tuple[str, ...]] = {
     # models/llama/llama_transformer.py (key-value heads by model_parallel * Ulysses degree)
     "mindformers": (
         *("devices", "global_batch", "kv_heads_whole", "kv_heads_ulysses", "ffn", "sequence_context"),
-        *("chunks_filled", "vpp_two_stages", "vpp_filled", "pp_filled", "experts", "ep_within_dp"),
+        *("chunks_filled", "vpp_shortens", "vpp_two_stages", "vpp_filled", "pp_filled", "experts", "ep_within_dp"),
         "sequence_parallel_length",
         *_FURTHER,
     ),
@@ -644,6 +661,12 @@ RULE_SETS = {name: _with_absent(rules) for name, rules in _SETS.items()}
 """Rules of each framework by name."""
 LAYER_PADDING = {"flexparallel": 8}
 """Multiple up to which a rule set fills the layers with no-op layers, whatever the runtime's profile says."""
+
+UNEQUAL_CHUNKS = {"chunks_filled": 0, "layers_or_layout": CHUNKS_WITHOUT_LAYERS}
+"""Rules that allow chunks of unequal length, with the number of chunks that may be without layers."""
+
+THINNING_RULES = ("vpp_shortens",)
+"""Rules that leave out what can be launched and gains little; not in force where a study lists the dimension."""
 
 DUPLICATE_RULES = ("zero_needs_replicas", "sequence_parallel_needs_tp", "expert_tp_distinct", "dp_shard_distinct")
 """Rules that only remove duplicates from an opened dimension; they never refuse a value that the job fixes."""

@@ -101,9 +101,8 @@ def pipeline_time_s(
     """
     # Without chunks micro-batches are of no round, and any number of them is timed like rounds of pp.
     size = pp if vpp == 1 else int(of_round(np.array(num_micro_batches), pp))
-    rounds = num_micro_batches // size
-    timed = num_micro_batches if vpp == 1 and rounds < ROUNDS else min(rounds, ROUNDS) * size
-    order = timed_order(pp, vpp, timed)
+    timed = num_micro_batches if num_micro_batches < ROUNDS * size else ROUNDS * size
+    order = timed_order(pp, vpp, timed, size)
     run = _Run(order, times, overlaps_messages=overlaps_messages)
     run.time(None)
     done_s, round_s = run.done_s(), run.round_s(timed, size)

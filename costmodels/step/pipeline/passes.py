@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from costmodels.step.pipeline.schedules import of_round
 from hardware.arrays import IntArray
 
 
@@ -61,7 +62,7 @@ class PassOrder:
     chunk: IntArray
 
 
-def gpipe(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
+def gpipe(pp: int, vpp: int, num_micro_batches: int, _: int | None = None) -> PassOrder:
     """Order all forward passes before all backward passes (Huang et al. 2019, section 2.2)."""
 
     def of_stage(_: int) -> Iterator[Pass]:
@@ -72,30 +73,21 @@ def gpipe(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
     return _order(pp, vpp, num_micro_batches, of_stage)
 
 
-def one_forward_one_backward(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
+def one_forward_one_backward(pp: int, vpp: int, num_micro_batches: int, size: int | None = None) -> PassOrder:
     """Order passes by 1F1B: as many forward passes as stages follow, then one of each in turns.
 
     Source: Narayanan et al. 2021, section 2.2.1. With chunks it is the interleaved schedule of section 2.2.2, in the
     order of megatron-core's pipeline_parallel/schedules.py (get_pp_rank_microbatches, get_schedule_table):
-    micro-batches go in rounds, each round through one chunk after the other. A round has pp micro-batches, or as many
-    more as make the rounds equal.
-
-    Raises:
-        ValueError: there are no equal rounds.
+    micro-batches go in rounds of `size`, each round through one chunk after the other; the last round may be shorter.
+    Without a size it is that of `schedules.of_round`.
     """
-    num_rounds = max(num_micro_batches // pp, 1)
-    if vpp > 1 and num_micro_batches % num_rounds:
-        raise ValueError(
-            f"num_micro_batches must be a multiple of pp={pp} where vpp > 1, or less than twice that, "
-            f"but got {num_micro_batches}."
-        )
+    size = int(of_round(np.array(num_micro_batches), pp)) if size is None else size
     total = num_micro_batches * vpp
-    of_round = num_micro_batches // num_rounds
 
     kinds, numbers = [], []
     for behind in range(pp - 1, -1, -1):
         # Warm-up fills the stages behind; with chunks it covers both ways and all chunks but the last.
-        warm_up = min(total, behind if vpp == 1 else 2 * behind + (vpp - 1) * of_round)
+        warm_up = min(total, behind if vpp == 1 else 2 * behind + (vpp - 1) * size)
         turns = np.arange(total - warm_up)
         kinds += [np.full(warm_up, Kind.FORWARD), np.tile([Kind.FORWARD, Kind.BACKWARD], len(turns))]
         numbers += [np.arange(warm_up), np.stack([warm_up + turns, turns], axis=1).ravel()]
@@ -103,20 +95,20 @@ def one_forward_one_backward(pp: int, vpp: int, num_micro_batches: int) -> PassO
         numbers.append(np.arange(len(turns), total))
     # Each round goes through all chunks; backward passes take the chunks in the opposite order.
     kind = np.concatenate(kinds)
-    rounds, within = np.divmod(np.concatenate(numbers), of_round * vpp)
-    chunk, member = np.divmod(within, of_round)
+    rounds, within = np.divmod(np.concatenate(numbers), size * vpp)
+    chunk, member = np.divmod(within, np.minimum(size, num_micro_batches - rounds * size))
     return PassOrder(
         pp=pp,
         vpp=vpp,
         num_micro_batches=num_micro_batches,
         stage=np.repeat(np.arange(pp), 2 * total),
         kind=kind,
-        micro_batch=rounds * of_round + member,
+        micro_batch=rounds * size + member,
         chunk=np.where(kind == Kind.FORWARD, chunk, vpp - 1 - chunk),
     )
 
 
-def zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
+def zero_bubble(pp: int, vpp: int, num_micro_batches: int, _: int | None = None) -> PassOrder:
     """Order passes by ZB-H1: 1F1B that fills its bubble with weight gradients (Qi et al. 2023, section 2).
 
     Stage s runs the weight gradients of a micro-batch s backward passes later, so that no stage holds more activations
@@ -142,10 +134,10 @@ def zero_bubble(pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
     return _order(pp, vpp, num_micro_batches, of_stage)
 
 
-SCHEDULES: Mapping[str, Callable[[int, int, int], PassOrder]] = MappingProxyType(
+SCHEDULES: Mapping[str, Callable[[int, int, int, int | None], PassOrder]] = MappingProxyType(
     {"gpipe": gpipe, "1f1b": one_forward_one_backward, "zero-bubble": zero_bubble}
 )
-"""Schedules by name: functions of pp, vpp and the number of micro-batches."""
+"""Schedules by name: functions of pp, vpp, the number of micro-batches, and how many of them a round has."""
 
 ONE_CHUNK = ("gpipe", "zero-bubble")
 """Schedules that support one chunk per stage only."""
@@ -154,15 +146,15 @@ SPLIT_BACKWARD = ("zero-bubble",)
 """Schedules whose gradients of the weights have passes of their own."""
 
 
-def pass_order(schedule: str, pp: int, vpp: int, num_micro_batches: int) -> PassOrder:
-    """Return the passes of every stage under a schedule.
+def pass_order(schedule: str, pp: int, vpp: int, num_micro_batches: int, size: int | None = None) -> PassOrder:
+    """Return the passes of every stage under a schedule; `size` is the number of micro-batches in a round.
 
     Raises:
         ValueError: the schedule does not support these sizes.
     """
     if schedule in ONE_CHUNK and vpp > 1:
         raise ValueError(f"vpp must be 1 under {schedule}, but got {vpp}.")
-    return SCHEDULES[schedule](pp, vpp, num_micro_batches)
+    return SCHEDULES[schedule](pp, vpp, num_micro_batches, size)
 
 
 def _order(pp: int, vpp: int, num_micro_batches: int, of_stage: Callable[[int], Iterator[Pass]]) -> PassOrder:

@@ -66,7 +66,8 @@ def assign_layers(
     chunk c stands on stage c % pp (Narayanan et al. 2021, section 2.2). "balanced": contiguous blocks of about equal
     compute (nanotron models/base.py: a stage ends with the block that takes the cumulative cost past its share).
     "least-bottleneck": contiguous blocks of which the largest is as small as possible (AMP, Li et al. 2022, section
-    3.4). A count that cannot be cut evenly is spread as evenly as possible (Megatron-LM's pipeline layout).
+    3.4). A count that cannot be cut evenly is spread as evenly as possible (Megatron-LM's pipeline layout). Of more
+    chunks than layers the last holds none, and of two more the first does not either.
     """
     virtual = chunk_of_layer(model, runtime, pp, vpp, assignment.layers)
     is_moe, again = moe_layers(model), np.zeros(len(virtual), dtype=np.bool_)
@@ -103,7 +104,9 @@ def chunk_of_layer(
         return _least_bottleneck_stages(model, pp * vpp)
     if padded % (pp * vpp) == 0:
         return layer // (padded // (pp * vpp))
-    return layer * pp * vpp // num_layers
+    if pp * vpp == num_layers + 2:
+        return layer + 1
+    return layer * min(pp * vpp, num_layers) // num_layers
 
 
 @lru_cache(maxsize=64)
@@ -208,9 +211,16 @@ def idle_time_s(
 def of_round(num_micro_batches: IntArray, pp: IntArray | int) -> IntArray:
     """Return how many micro-batches go through one chunk after the other before the next ones begin [k].
 
-    Source: `passes.one_forward_one_backward`, after megatron-core's get_schedule_table.
+    They are the fewest from pp on after which the last round has none or at least pp too, because fewer would leave
+    stages idle (megatron-core pipeline_parallel/schedules.py, microbatch_group_size_per_vp_stage). Where rounds can be
+    equal, as torch's interleaved schedule wants them, these are equal.
     """
-    return np.asarray(num_micro_batches // np.maximum(num_micro_batches // pp, 1))
+    whole, pp = np.broadcast_arrays(num_micro_batches, pp)
+    size = np.where(whole < 2 * pp, np.maximum(whole, 1), pp)
+    # the last round of the sizes tried so far may be too short
+    while (short := (whole % size > 0) & (whole % size < pp)).any():
+        size = size + short
+    return np.asarray(size)
 
 
 def stage_in_flight(
@@ -219,9 +229,9 @@ def stage_in_flight(
     """Return the peak number of micro-batches whose activations a stage holds, in units of all its layers.
 
     All arguments are broadcast elementwise. 1F1B: stage i (from 0) holds min(m, pp - i). Interleaved: 2(pp - i - 1) +
-    (vpp - 1) pp + 1 chunks of a vpp-th of the stage. Sources: Narayanan et al. 2021, section 2.2; megatron-core
-    pipeline_parallel/schedules.py, get_pp_rank_microbatches (warm-up count). Stage 0 then gives Korthikanti et al.
-    2022, section 4.2.3: L(1 + (p-1)/(p m)).
+    (vpp - 1) r + 1 chunks of a vpp-th of the stage, with r micro-batches in a round. Sources: Narayanan et al. 2021,
+    section 2.2; megatron-core pipeline_parallel/schedules.py, get_pp_rank_microbatches (warm-up count). Where r is pp,
+    stage 0 gives Korthikanti et al. 2022, section 4.2.3: L(1 + (p-1)/(p m)).
 
     The other schedules of `passes.py` have no chunks: gpipe holds all m on every stage, zero-bubble as many as 1F1B's
     first stage (Qi et al. 2023, section 2).
@@ -231,5 +241,6 @@ def stage_in_flight(
         return np.asarray(held + np.zeros_like(stage), dtype=np.float64)
     # Without chunks, a stage holds one micro-batch for each stage behind it, and its own.
     behind = pp - stage - 1
-    chunks = np.where(np.asarray(vpp) == 1, behind + 1, 2 * behind + (np.asarray(vpp) - 1) * pp + 1)
+    ahead = (np.asarray(vpp) - 1) * of_round(np.asarray(num_micro_batches), pp)
+    chunks = np.where(np.asarray(vpp) == 1, behind + 1, 2 * behind + ahead + 1)
     return np.asarray(np.minimum(num_micro_batches * vpp, chunks) / vpp, dtype=np.float64)

@@ -65,9 +65,9 @@ class TimedOrder:
 
 
 @lru_cache(maxsize=256)
-def timed_order(pp: int, vpp: int, num_micro_batches: int) -> TimedOrder:
-    """Return the passes of 1F1B, or of the interleaved schedule, with what each of them waits for."""
-    order = one_forward_one_backward(pp, vpp, num_micro_batches)
+def timed_order(pp: int, vpp: int, num_micro_batches: int, size: int) -> TimedOrder:
+    """Return the passes of 1F1B, or of the interleaved schedule in rounds of `size`, with what each waits for."""
+    order = one_forward_one_backward(pp, vpp, num_micro_batches, size)
     num_virtual, number = pp * vpp, len(order.stage)
     columns = (order.stage, order.kind, order.micro_batch, order.chunk)
     rows = list(zip(*(column.tolist() for column in columns), strict=True))

@@ -158,9 +158,9 @@ def _pipeline_waits(pp: int, vpp: int, work: FloatArray) -> tuple[float, float]:
     number = work.shape[1]
     # Without chunks micro-batches are of no round, and any number of them is timed like rounds of pp.
     size = pp if vpp == 1 else int(of_round(np.array(number), pp))
-    rounds, most = number // size, int(np.clip(_PASSES // (2 * pp * vpp * size), 2, ROUNDS))
-    timed = number if vpp == 1 and rounds < most else min(rounds, most) * size
-    own, late = work[:, :timed].sum(axis=1) - timed, _lateness(pp, vpp, work[:, :timed])
+    most = int(np.clip(_PASSES // (2 * pp * vpp * size), 2, ROUNDS))
+    timed = min(number, most * size)
+    own, late = work[:, :timed].sum(axis=1) - timed, _lateness(pp, vpp, size, work[:, :timed])
     spread = ((own - own.mean()) ** 2).mean()
     growth = float(((late - late.mean()) * (own - own.mean())).mean() / spread) if spread > 0 else 1.0
     mean = float((late - growth * own).mean())
@@ -169,13 +169,13 @@ def _pipeline_waits(pp: int, vpp: int, work: FloatArray) -> tuple[float, float]:
         half = timed // size // 2 * size
         before = 0.0
         if half:
-            own, late = work[:, :half].sum(axis=1) - half, _lateness(pp, vpp, work[:, :half])
+            own, late = work[:, :half].sum(axis=1) - half, _lateness(pp, vpp, size, work[:, :half])
             before = float((late - growth * own).mean())
         mean += (mean - before) / (timed - half) * (number - timed)
     return mean, growth
 
 
-def _lateness(pp: int, vpp: int, work: FloatArray) -> FloatArray:
+def _lateness(pp: int, vpp: int, size: int, work: FloatArray) -> FloatArray:
     """Return by how much longer pipelines take than with equal micro-batches, over VARYING [k].
 
     Stages are alike, and a backward pass takes twice as long as a forward pass.
@@ -183,9 +183,10 @@ def _lateness(pp: int, vpp: int, work: FloatArray) -> FloatArray:
     Args:
         pp: Number of stages.
         vpp: Chunks per stage.
+        size: Number of micro-batches in a round.
         work: Work of each micro-batch over the mean [k, m].
     """
-    order = timed_order(pp, vpp, work.shape[1])
+    order = timed_order(pp, vpp, work.shape[1], size)
     share_s = np.where(order.duration < pp * vpp, 1 / 3, 2 / 3)[:, None] / vpp
     lasts = ((1.0 - VARYING) + VARYING * np.concatenate([work, np.ones((1, work.shape[1]))])).T
     end_s = np.zeros((len(order.stage) + pp + 1, lasts.shape[1]))

@@ -13,7 +13,7 @@ from costmodels.job.runtime import find_runtime
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster_file import cluster_from_mapping
-from tuner.space.dimensions import divisors
+from tuner.space.dimensions import SEARCHED, divisors
 from tuner.space.enumeration import SpaceOptions, active_rules, setting_for
 
 RUNTIME_OF = {
@@ -62,8 +62,9 @@ def rows_of(grid) -> list[tuple]:
     return [tuple(row) for row in grid.matrix(DEGREES + OPENED).tolist()]
 
 
-def raw_product(setting, opened=()) -> ConfigGrid:
+def raw_product(setting, options, opened=()) -> ConfigGrid:
     """Enumerate all combinations before any rule, with itertools."""
+    rules = {rule.name for rule in active_rules(setting, options)}
     job, runtime = setting.job, setting.runtime
     meshes = [
         mesh
@@ -81,7 +82,7 @@ def raw_product(setting, opened=()) -> ConfigGrid:
         (*mesh, mbs, vpp, ep, *choice)
         for mesh in meshes
         for mbs in divisors(job.global_batch_size)
-        for vpp in divisors(setting.padded_layers)
+        for vpp in SEARCHED["vpp"].codes(setting, rules)
         for ep in divisors(max(job.model.num_experts, 1))
         for choice in itertools.product(*choices)
     ]

@@ -141,16 +141,6 @@ def test_a_trial_samples_what_the_event_simulator_runs(event_world):
     assert {name: ran[name] for name in in_layers} == {name: sampled[name] for name in in_layers}
 
 
-def test_micro_batches_without_rounds_crash_in_a_world_of_events(event_world):
-    """Chunks need equal rounds of micro-batches: without them the program cannot run, and says why."""
-    unlucky = dataclasses.replace(event_world, job=dataclasses.replace(event_world.job, global_batch_size=9 * 8))
-    config = ParallelConfig(pp=4, tp=4, dp=8, vpp=2)
-    found = unlucky.measure(config, trial_number=0)
-
-    assert found.status is Status.CRASHED
-    assert "multiple of pp=4" in found.reason
-
-
 def test_another_seed_is_another_world(world, all_candidates):
     """Worlds of two seeds order the candidates differently."""
     other = dataclasses.replace(world, seed=world.seed + 1)

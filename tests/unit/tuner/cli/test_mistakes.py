@@ -64,7 +64,6 @@ predict STUDY -> --config
 simulate STUDY --config tp=4 -> must be the 8 devices | with dp=2 it would occupy
 simulate STUDY --config tp=8 --schedule 1f1d -> --schedule = '1f1d' | did you mean '1f1b'?
 simulate STUDY --config pp=2,tp=4,vpp=2 --schedule gpipe -> --schedule = 'gpipe' | vpp=2 | vpp=1, or --schedule 1f1b
-simulate STUDY --config pp=4,tp=2,vpp=2 --set job.global_batch_size=9 -> must be a multiple of pp=4 | with vpp=1 it can
 simulate STUDY --config tp=8 --trace no/such/folder -> --trace = 'no/such/folder' | cannot be written
 simulate STUDY --config tp=8 --trace . -> --trace | cannot be written
 export STUDY --to json --config tp=4 -> must be the 8 devices

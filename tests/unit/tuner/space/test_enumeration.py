@@ -89,7 +89,7 @@ def test_the_closest_miss_is_named_where_nothing_fits():
 def test_broken_rules_names_the_rules_one_configuration_at_a_time():
     """`broken_rules` of one configuration agrees with the vectorised rules, and is empty for what the grid keeps."""
     setting, options = setting_of("megatron", batch=4, num_layers=6)
-    raw = raw_product(setting)
+    raw = raw_product(setting, options)
 
     for position, expected in enumerate(rules_broken_by_row(setting, options, raw)):
         assert set(broken_rules(setting, options, raw.config(position))) == expected
@@ -101,7 +101,7 @@ def test_broken_rules_names_the_rules_one_configuration_at_a_time():
 def test_switching_a_rule_off_keeps_exactly_what_it_alone_removed():
     """`without` adds the configurations that broke no other rule, and nothing else."""
     setting, options = setting_of("flexparallel", hosts=2, devices_per_host=4, batch=12, num_layers=8)
-    raw = raw_product(setting)
+    raw = raw_product(setting, options)
     before = set(rows_of(enumerate_space(setting, options)[0]))
     refusals = rules_broken_by_row(setting, options, raw)
 
@@ -290,7 +290,7 @@ def test_why_not_of_a_candidate_is_empty_and_of_everything_else_is_not():
     setting, options = setting_of("flexparallel", devices_per_host=4, batch=4, num_layers=32, sequence_length=8192)
     space = build_space(setting, options, current=None)
     kept = set(rows_of(space.grid))
-    raw = raw_product(setting)
+    raw = raw_product(setting, options)
 
     for position, row in enumerate(rows_of(raw)):
         assert (row in kept) == (not why_not(setting, options, raw.config(position))), row
@@ -421,7 +421,7 @@ def test_divisors_are_all_divisors():
             f"space.tp: no configuration has tp {', '.join(map(str, range(9, 29)))} and 11 more:",
         ),
         ("mbs", (1, 5, 6), "space.mbs: no configuration has mbs 5, 6: mbs must divide the global batch of"),
-        ("vpp", (1, 5), "space.vpp: no configuration has vpp 5: vpp must divide the model's 32 layers"),
+        ("vpp", (1, 35), "space.vpp: no configuration has vpp 35: vpp must be from 1 to 34, for a model of 32 layers"),
         ("ep", (1, 2), "space.ep: no configuration has ep 2: ep must be 1 without experts"),
         ("dp_shard", (0, 3), "space.dp_shard: no configuration has dp_shard 3: dp_shard must be 0, or divide"),
         ("pp", (1, 2), None),
@@ -429,7 +429,7 @@ def test_divisors_are_all_divisors():
     ids=["tp", "many", "mbs", "vpp", "ep", "dp_shard", "possible"],
 )
 def test_values_that_cannot_be_are_told(dimension, values, note):
-    """A value that divides nothing is named in a note with what it must divide, and the others are searched."""
+    """A value that cannot be is named in a note with what it must meet, and the others are searched."""
     setting, options = setting_of("megatron")
     opened = (dimension,) if dimension == "dp_shard" else ()
 

@@ -20,7 +20,7 @@ from tests.support.settings.small_spaces import (
 )
 from tests.support.studies.broken_studies import GOOD, study
 from tuner.space.enumeration import broken_rules, enumerate_space
-from tuner.space.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES
+from tuner.space.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, THINNING_RULES, UNEQUAL_CHUNKS
 from tuner.study_file.config import load_study
 
 # The catalog
@@ -37,7 +37,7 @@ def test_rules_and_their_sets_name_each_other():
     """Every set holds known rules, each once; every rule stands in some set, and every set is named by some runtime."""
     assert all(len(set(rules)) == len(rules) for rules in RULE_SETS.values())
     assert set().union(*RULE_SETS.values()) == set(RULES)
-    assert set(DUPLICATE_RULES) <= set(RULES)
+    assert {*DUPLICATE_RULES, *THINNING_RULES, *UNEQUAL_CHUNKS} <= set(RULES)
     assert set(RUNTIME_OF) == set(RULE_SETS)
     assert {find_runtime(name).rule_set for name in runtime_names()} == set(RULE_SETS) - set(LAYER_PADDING)
 
@@ -95,27 +95,26 @@ def flexparallel(c):
 
 
 def equal_parts(c):
-    """Heads, MLP and sequence divide, and there is a layer for each stage."""
-    obeys = c.heads % (c.tp * c.up) == 0 and c.kv_heads_divide_or_repeat and c.mlp_divides and c.pp <= c.layers
+    """Heads, MLP and sequence divide."""
+    obeys = c.heads % (c.tp * c.up) == 0 and c.kv_heads_divide_or_repeat and c.mlp_divides
     return obeys and c.length % (c.tp * c.up * c.ring_chunks) == 0
 
 
 def nanotron(c):
-    """Equal parts without interleaving; experts over data parallel ranks."""
-    return equal_parts(c) and c.vpp == 1 and c.dp % c.ep == 0
+    """Equal parts without interleaving, a layer for each stage; experts over data parallel ranks."""
+    return equal_parts(c) and c.pp <= c.layers and c.vpp == 1 and c.dp % c.ep == 0
 
 
 def mindspeed(c):
-    """Equal parts and equal chunks in whole rounds of micro-batches; experts over a whole stage."""
-    obeys = equal_parts(c) and c.layers % (c.pp * c.vpp) == 0 and c.replicas % c.ep == 0
+    """Equal parts and whole rounds of micro-batches, a layer in each chunk; experts over a whole stage."""
+    obeys = equal_parts(c) and c.pp * c.vpp <= c.layers and c.replicas % c.ep == 0
     return obeys and (c.vpp == 1 or (c.pp > 1 and c.micro_batches % c.pp == 0))
 
 
 def megatron(c):
-    """As above, with uneven stages where nothing is interleaved, and key-value heads for Ulysses too."""
+    """As above, with key-value heads for Ulysses too, first and last chunks without layers, and rounds of any size."""
     obeys = equal_parts(c) and c.replicas % c.ep == 0 and max(c.kv_heads // c.tp, 1) % c.up == 0
-    whole_rounds = c.pp > 1 and c.layers % (c.pp * c.vpp) == 0 and c.micro_batches % c.pp == 0
-    return obeys and (c.vpp == 1 or whole_rounds)
+    return obeys and c.pp * c.vpp <= c.layers + 2 and (c.vpp == 1 or (c.pp > 1 and c.micro_batches >= c.pp))
 
 
 def megatron_2021(c):
@@ -217,6 +216,7 @@ FRAMEWORKS = {one.__name__.replace("_", "-"): one for one in ORACLES} | {"megatr
 SPLITS_THE_SEQUENCE_OVER_TP = ("gpt-neox", "internevo", "megatron-2022", "mindformers", "paddle")
 NO_ZERO_BESIDE_A_PIPELINE = ("gpt-neox", "paddle")
 EXPERTS_WANT_A_SPLIT_SEQUENCE = ("megatron", "mindspeed", "torch-reference")
+CHUNKS_MAY_BE_UNEQUAL = ("megatron", "mindformers", "mindspeed", "torch-reference", "torchtitan")
 NO_SEQUENCE_PARALLELISM = ("megatron-2021", "megatron-deepspeed")
 
 
@@ -242,6 +242,14 @@ def further_that_obey(rule_set, setting, opened, case):
         yield RECOMPUTE_MODES.index(recompute), stage, split
 
 
+def is_searched(rule_set, layers, pp, vpp):
+    """Whether chunks are equal or, where they need not be, shorter than with fewer of them."""
+    if rule_set not in CHUNKS_MAY_BE_UNEQUAL:
+        return layers % vpp == 0
+    longest, before = (math.ceil(layers / (pp * chunks)) for chunks in (vpp, max(vpp - 1, 1)))
+    return vpp == 1 or layers % (pp * vpp) == 0 or longest < before
+
+
 def oracle(rule_set, setting, opened) -> list[tuple]:
     """Every configuration that the framework can launch, by plain loops over all numbers."""
     devices, batch = setting.cluster.num_devices, setting.job.global_batch_size
@@ -253,8 +261,8 @@ def oracle(rule_set, setting, opened) -> list[tuple]:
         up = devices // (pp * tp * dp * cp)
         if pp * tp * dp * cp * up != devices:
             continue
-        for mbs, vpp, ep in itertools.product(range(1, batch + 1), range(1, layers + 1), range(1, experts + 1)):
-            if batch % (dp * mbs) or layers % vpp or experts % ep:
+        for mbs, vpp, ep in itertools.product(range(1, batch + 1), range(1, layers + 3), range(1, experts + 1)):
+            if batch % (dp * mbs) or experts % ep or not is_searched(rule_set, layers, pp, vpp):
                 continue
             case = Case(setting, layers, (pp, tp, dp, cp, up), mbs, vpp, ep)
             if FRAMEWORKS[rule_set](case):
@@ -308,7 +316,7 @@ def test_the_grid_is_what_the_framework_can_launch(rule_set, data):
 def test_nothing_is_lost_between_kept_and_removed(data):
     """Kept and removed configurations together are the raw product; kept ones break no rule, others do."""
     setting, options = data.draw(st.sampled_from(["flexparallel", "megatron", "nanotron"]).flatmap(small_settings))
-    raw = raw_product(setting, options.opened)
+    raw = raw_product(setting, options, options.opened)
 
     grid, removed = enumerate_space(setting, options)
 
@@ -365,7 +373,7 @@ def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
     alone = set()
     for (setting, options), opened in varieties:
         open_options = replace(options, opened=opened)
-        refusals = rules_broken_by_row(setting, open_options, raw_product(setting, opened))
+        refusals = rules_broken_by_row(setting, open_options, raw_product(setting, options, opened))
         refusals += [frozenset(broken_rules(setting, open_options, ParallelConfig(**usual | one))) for one in others]
         apart = replace(options, opened=("expert_tp", "dp_shard"))
         refusals += [frozenset(broken_rules(setting, apart, ParallelConfig(**usual | one))) for one in opened_too]

@@ -111,9 +111,21 @@ def test_a_slow_stage_at_the_begin_hides_the_passes_of_the_others():
         assert (12.0 * (forward_s == 1.0) + 6.0 * (forward_s == 0.5) + idle_s).max() == pytest.approx(12.0 + idle)
 
 
-def test_rounds_are_equal():
-    """Micro-batches go through the chunks in rounds of pp, or of as many more as make the rounds equal."""
+def test_no_round_is_shorter_than_the_pipeline():
+    """A round has pp micro-batches, or as few more as leave none or at least pp for the last; short steps have one."""
     assert of_round(np.array([8, 12, 6, 3]), 4).tolist() == [4, 4, 6, 3]
+    for pp, whole in itertools.product(range(1, 9), range(1, 60)):
+        fits = [size for size in range(pp, whole + 1) if whole % size == 0 or whole % size >= pp]
+
+        assert of_round(np.array(whole), pp) == (fits[0] if fits else whole)
+
+
+@given(pp=st.integers(1, 8), whole=st.integers(1, 100))
+def test_rounds_are_those_of_torch_where_it_has_any(pp, whole):
+    """Torch's interleaved schedule makes m // pp rounds, at least one, of equal length."""
+    rounds = max(whole // pp, 1)
+
+    assert whole % rounds or of_round(np.array(whole), pp) == whole // rounds
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (4, 2), (4, 8), (8, 5)])
