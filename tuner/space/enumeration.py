@@ -55,6 +55,7 @@ from tuner.space.fewer_hosts import (
 from tuner.space.rules import (
     CHUNKS_WITHOUT_LAYERS,
     DUPLICATE_RULES,
+    FORMER_RULES,
     LAYER_PADDING,
     RULE_SETS,
     RULES,
@@ -128,6 +129,8 @@ def setting_for(job: TrainingJob, cluster: Cluster, runtime: RuntimeProfile, opt
     if name not in RULE_SETS:
         raise ConfigError("is no rule set", key="space.rules", value=name, nearest=did_you_mean(name, RULE_SETS))
     for rule in options.without:
+        if rule in FORMER_RULES.get(name, ()):
+            continue
         if rule not in RULE_SETS[name] or rule == "devices":
             known = [known for known in RULE_SETS[name] if known != "devices"]
             raise ConfigError(

@@ -662,6 +662,13 @@ RULE_SETS = {name: _with_absent(rules) for name, rules in _SETS.items()}
 LAYER_PADDING = {"flexparallel": 8}
 """Multiple up to which a rule set fills the layers with no-op layers, whatever the runtime's profile says."""
 
+FORMER_RULES = {
+    "megatron": ("pp_layers", "vpp_micro_batches"),
+    "mindspeed": ("layers", "pp_layers"),
+    "unknown": ("pp_layers", "vpp_micro_batches"),
+}
+"""Rules that sets had in earlier versions, which studies may still switch off."""
+
 UNEQUAL_CHUNKS = {"chunks_filled": 0, "layers_or_layout": CHUNKS_WITHOUT_LAYERS}
 """Rules that allow chunks of unequal length, with the number of chunks that may be without layers."""
 

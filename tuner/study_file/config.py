@@ -35,7 +35,7 @@ from tuner.study_file.named_storages import HistoryEntry, history_of, storage_of
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.proxy_keys import proxy_options
 from tuner.study_file.request import Economics, HistoryOptions, StudyRequest, TrialOptions
-from tuner.study_file.space_options import runnable_options, with_free_memory
+from tuner.study_file.space_options import notes_on_former_rules, runnable_options, with_free_memory
 from tuner.study_file.storage_address import StorageAddress
 from tuner.study_file.study_keys import LONGEST_NAME, PlannerKeys, SearchOptions, StudyKeys
 from tuner.study_file.subject import choose_subject
@@ -109,7 +109,7 @@ def _resolve(
     chosen = choose_subject(keys, cluster, base_dir)
     subject = chosen.subject
     options, renamed = with_free_memory(chosen.options, keys.space, keys.limits, paths.named)
-    notes += renamed
+    notes += (*renamed, *notes_on_former_rules(options, chosen.parts.setting))
     catalog = chosen.catalog and replace(chosen.catalog, options=options)
     found = _knobs_of(keys.space.knobs, catalog, subject)
     knobs = found.knobs

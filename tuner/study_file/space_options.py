@@ -14,6 +14,7 @@ from trials.backend import AbstractBackend, TrialAbility
 from tuner.space.dimensions import SEARCHED
 from tuner.space.enumeration import SpaceOptions, active_rules, impossible_values
 from tuner.space.fewer_hosts import IDLE_HOSTS, is_on_fewer
+from tuner.space.rules import FORMER_RULES
 from tuner.study_file.cost_keys import Limits
 from tuner.study_file.study_keys import SpaceKeys
 
@@ -63,6 +64,18 @@ def build_options(keys: SpaceKeys, uneven: tuple[str, ...]) -> SpaceOptions:
 def headroom_of(keys: SpaceKeys) -> float:
     """Return the share of memory that must stay free by prediction, before `limits:` says otherwise."""
     return SpaceOptions().memory_headroom if keys.memory_headroom is None else keys.memory_headroom
+
+
+def notes_on_former_rules(options: SpaceOptions, setting: Setting | None) -> tuple[str, ...]:
+    """Return a note for each rule that a study of a model switches off and that its rule set no longer has."""
+    if setting is None:
+        return ()
+    name = options.rule_set or setting.runtime.rule_set
+    return tuple(
+        f"space.without: {rule} is no longer a rule of {name}; leave it out"
+        for rule in options.without
+        if rule in FORMER_RULES.get(name, ())
+    )
 
 
 def with_free_memory(
