@@ -91,12 +91,13 @@ class MegatronParser:
 
 
 def layout_text(layout: Any) -> str:
-    """Write megatron-core's object for a layout as text again: the layers of each rank's chunks."""
+    """Write megatron-core's object for a layout as text again: the layers and modules of each rank's chunks."""
     parts = []
     for chunk in range(layout.virtual_pipeline_model_parallel_size):
         for stage in range(layout.pipeline_model_parallel_size):
-            held = sum(layer.name == "decoder" for layer in layout.layout[stage][chunk])
-            parts.append("" if not held else "t" if held == 1 else f"t*{held}")
+            names = [layer.name for layer in layout.layout[stage][chunk]]
+            held = names.count("decoder")
+            parts.append(("" if not held else "t" if held == 1 else f"t*{held}") + "m" * names.count("mtp"))
     return f"E{'|'.join(parts)}L"
 
 
@@ -165,6 +166,11 @@ def _model_flags(setting: Setting) -> list[str]:
         values |= {"--num-query-groups": model.num_kv_heads}
     if model.is_moe:
         values |= {"--num-experts": model.num_experts}
+    if model.is_moe and model.num_dense_layers:
+        dense = model.num_dense_layers
+        values |= {"--moe-layer-freq": f"([0]*{dense}+[1]*{model.num_layers - dense})"}
+    if model.num_mtp_layers:
+        values |= {"--mtp-num-layers": model.num_mtp_layers}
     switches = ["--swiglu", "--disable-bias-linear", "--no-rope-fusion", "--mock-data"]
     switches += ["--group-query-attention"] * ("--num-query-groups" in values)
     return [*switches, *(str(word) for pair in values.items() for word in pair)]

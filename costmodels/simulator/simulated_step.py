@@ -86,8 +86,7 @@ class PricedStep:
         pp, vpp = self.config.pp, self.config.vpp
         sizes = of_round(np.array([kind.micro_batches for kind in self.replicas]), pp).tolist()
         return tuple(
-            pass_order(self.schedule, pp, vpp, number, size)
-            for number, size in zip(micro_batches, sizes, strict=True)
+            pass_order(self.schedule, pp, vpp, number, size) for number, size in zip(micro_batches, sizes, strict=True)
         )
 
     def run(self, orders: Sequence[PassOrder]) -> tuple[StepTasks, Timeline]:

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
+from costmodels.step.pipeline.schedules import mtp_part, of_round
 from tuner.export.exporter import Export
+from tuner.export.megatron_flags import MTP, OF_ROUND
 from tuner.export.parts import (
     HOST_MEMORY,
     Environment,
@@ -24,6 +28,7 @@ from tuner.export.parts import (
     describe_uneven_work,
     export_flags,
     layers_of_parts,
+    num_micro_batches,
     without_experts,
 )
 from tuner.export.sequences import megatron_sequences
@@ -126,46 +131,58 @@ def _pipeline(setting: Setting, config: ParallelConfig) -> Part:
     Stages of equal length are given by their number. Any other division needs a layout, which implies vpp and excludes
     the flag for vpp.
     """
-    layers, padded = setting.job.model.num_layers, setting.padded_layers
-    size = f"--pipeline-model-parallel-size {config.pp}"
+    layers, chunks = setting.job.model.num_layers, config.pp * config.vpp
+    flags = [f"--pipeline-model-parallel-size {config.pp}"]
+    notes = []
+    if config.assignment.layers or layers % chunks:
+        layout = layout_of(layers_of_parts(setting, config), setting.job.model.num_mtp_layers)
+        flags.append(f"--pipeline-model-parallel-layout '{layout}'")
+        notes.append(_why_layout(setting, config))
+    elif config.vpp > 1:
+        flags.append(f"--num-virtual-stages-per-pipeline-rank {config.vpp}")
+    if setting.padded_layers != layers and not layers % chunks and chunks > 1:
+        notes.append(
+            f"pp: the study pads {layers} layers to {setting.padded_layers} with no-op layers; Megatron-LM has no such "
+            f"layers and splits the {layers} layers into {chunks} equal parts instead"
+        )
+    rounds = int(of_round(np.array(num_micro_batches(setting, config)), config.pp))
+    if config.vpp > 1 and rounds > config.pp:
+        flags.append(f"{OF_ROUND} {rounds}")
+    return Part(flags=tuple(flags), notes=tuple(notes))
+
+
+def _why_layout(setting: Setting, config: ParallelConfig) -> str:
+    """Return the note on a layout: why there is one, and what the command must agree with."""
+    layers, padded, modules = (setting.job.model.num_layers, setting.padded_layers, setting.job.model.num_mtp_layers)
     chunks = config.pp * config.vpp
     if config.assignment.layers:
         note = "pp: the layout gives each virtual stage the number of layers that the study planned"
-        layout = _layout(layers_of_parts(setting, config))
-        return Part(flags=(size, f"--pipeline-model-parallel-layout '{layout}'"), notes=(note,))
-    if layers % chunks == 0:
-        virtual = (f"--num-virtual-stages-per-pipeline-rank {config.vpp}",) if config.vpp > 1 else ()
-        notes = (
-            ()
-            if padded == layers or chunks == 1
-            else (
-                f"pp: the study pads {layers} layers to {padded} with no-op layers; Megatron-LM has no such layers and "
-                f"splits the {layers} layers into {chunks} equal parts instead",
+    else:
+        note = (
+            f"{'vpp' if config.vpp > 1 else 'pp'}: {layers} layers are not divisible by pp*vpp = {chunks}; "
+            f"--pipeline-model-parallel-layout gives each of the {chunks} parts as many layers as in the study"
+        )
+        if padded != layers:
+            note += (
+                f", which padded the model to {padded} layers with no-op layers (Megatron-LM has none; the flags of "
+                f"MindSpeed are --num-layers {padded} --noop-layers {','.join(map(str, range(layers, padded)))})"
             )
-        )
-        return Part(flags=(size, *virtual), notes=notes)
-    note = (
-        f"{'vpp' if config.vpp > 1 else 'pp'}: {layers} layers are not divisible by pp*vpp = {chunks}; "
-        f"--pipeline-model-parallel-layout gives each of the {chunks} parts as many layers as in the study"
-    )
-    if padded != layers:
-        note += (
-            f", which padded the model to {padded} layers with no-op layers (Megatron-LM has none; the flags of "
-            f"MindSpeed are --num-layers {padded} --noop-layers {','.join(map(str, range(layers, padded)))})"
-        )
-    if config.vpp > 1:
-        note += f"; the layout implies vpp={config.vpp}"
-    layout = _layout(layers_of_parts(setting, config))
-    return Part(flags=(size, f"--pipeline-model-parallel-layout '{layout}'"), notes=(note,))
+        if config.vpp > 1:
+            note += f"; the layout implies vpp={config.vpp}"
+    if modules:
+        note += f"; its {'m' * modules} needs {MTP} {modules} beside it"
+    return note
 
 
-def _layout(layers_of_part: tuple[int, ...]) -> str:
+def layout_of(layers_of_part: tuple[int, ...], num_mtp_layers: int = 0) -> str:
     """Return the pipeline layout as text.
 
-    E is the embedding, t*n are n layers (t for one layer) and L is the loss. Bars separate the virtual stages, in the
-    order in which a micro-batch passes through them.
+    E is the embedding, t*n are n layers (t for one layer), m is a module of multi-token prediction and L is the loss.
+    Bars separate the virtual stages, in the order in which a micro-batch passes through them. Modules are beside the
+    loss, or before it where the last two parts are without layers: no part of the two is then empty.
     """
     parts = [("t" if count == 1 else f"t*{count}") if count else "" for count in layers_of_part]
+    parts[mtp_part(layers_of_part)] += "m" * num_mtp_layers
     return f"E{'|'.join(parts)}L"
 
 

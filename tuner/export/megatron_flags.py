@@ -19,6 +19,7 @@ from tuner.export.flag_table import Flag, FlagValue
 
 TP, PP, CP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"
 VPP, LAYOUT = "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout"
+OF_ROUND, MTP = "--microbatch-group-size-per-virtual-pipeline-stage", "--mtp-num-layers"
 EP, EXPERT_TP = "--expert-model-parallel-size", "--expert-tensor-parallel-size"
 MICRO, GLOBAL, SEQUENCE = "--micro-batch-size", "--global-batch-size", "--seq-length"
 COMM, LEVELS, INSTANCES = (
@@ -55,7 +56,7 @@ class MegatronFlag:
 
 
 _STRATEGY, _DDP, _MODEL, _OPTIM = ("trainer.strategy.=", "trainer.strategy.ddp.=", "model.config.=", "optim.config.=")
-_VIRTUAL = "virtual_pipeline_model_parallel_size"
+_VIRTUAL, _ROUND = "virtual_pipeline_model_parallel_size", "microbatch_group_size_per_vp_stage"
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 
 FLAGS: Mapping[str, MegatronFlag] = {
@@ -71,6 +72,9 @@ FLAGS: Mapping[str, MegatronFlag] = {
         printed=_VIRTUAL,
     ),
     LAYOUT: MegatronFlag(declared=_WORD, exports="megatron", nemo=_STRATEGY, absent=(None,)),
+    OF_ROUND: MegatronFlag(
+        exports="megatron", nemo=f"trainer.strategy.{_ROUND}", absent=(None,), bridge=_ROUND, printed=_ROUND
+    ),
     CP: MegatronFlag(exports="both", nemo=_STRATEGY, bridge="=", nemo_1="="),
     COMM: MegatronFlag(
         declared=Flag(kind="words", choices=("p2p", "a2a", "allgather", "a2a+p2p")), exports="megatron", nemo=_MODEL
@@ -156,7 +160,7 @@ FLAGS: Mapping[str, MegatronFlag] = {
     "--qk-head-dim": MegatronFlag(bridge="="),
     "--qk-pos-emb-head-dim": MegatronFlag(bridge="="),
     "--v-head-dim": MegatronFlag(bridge="="),
-    "--mtp-num-layers": MegatronFlag(bridge="="),
+    MTP: MegatronFlag(bridge="="),
     "--num-experts": MegatronFlag(bridge="num_moe_experts", nemo_1="num_moe_experts"),
     "--moe-router-topk": MegatronFlag(bridge="=", nemo_1="="),
     "--moe-ffn-hidden-size": MegatronFlag(bridge="="),

@@ -21,6 +21,10 @@ _OF_CHUNKS = (
     "--num-virtual-stages-per-pipeline-rank",
 )
 """Flags that state virtual stages."""
+_OF_ENDS = ("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
+"""Flags that state the layers of the first and the last stage."""
+ACCOUNTED = ("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split")
+"""Flags that count the embedding or the loss as a layer when layers are divided among virtual stages."""
 
 
 def degrees_of(found: Found) -> dict[str, int]:
@@ -108,7 +112,7 @@ def _chunks(found: Found, pp: int | None, num_layers: int | None) -> int | None:
         return 1
     layout = flags.text("--pipeline-model-parallel-layout")
     if layout is not None:
-        found.layers = _layers_of(layout, flags.place("--pipeline-model-parallel-layout"))
+        found.layers = layers_of_layout(layout, flags.place("--pipeline-model-parallel-layout"))
         if len(found.layers) % pp == 0:
             return len(found.layers) // pp
         raise ConfigError(
@@ -119,26 +123,69 @@ def _chunks(found: Found, pp: int | None, num_layers: int | None) -> int | None:
     if (listed := flags.text("--num-layer-list")) and re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", listed):
         found.layers = tuple(map(int, listed.split(",")))  # MindSpeed: layers of each stage, without virtual stages
         return 1
-    # The layers that the first and the last stage leave are divided equally among the stages between them.
-    first, last = (flags.count(f"--decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
-    if (first or last) and num_layers and pp > 1:
-        inner = pp - (first is not None) - (last is not None)
-        rest = num_layers - (first or 0) - (last or 0)
-        if inner and rest >= 0 and rest % inner == 0:
-            ends = ((first,) if first else ()), ((last,) if last else ())
-            found.layers = (*ends[0], *[rest // inner] * inner, *ends[1])
-    return _equal_chunks(found, pp, num_layers)
+    vpp = _equal_chunks(found, pp, num_layers)
+    if found.layers or not vpp or not num_layers or pp == 1:
+        return vpp
+    if flags.has(*_OF_ENDS):
+        found.layers = _between_ends(found, num_layers, pp, vpp)
+    elif flags.has(*ACCOUNTED):
+        found.layers = _accounted(found, num_layers, pp * vpp)
+    return vpp
+
+
+def _between_ends(found: Found, num_layers: int, pp: int, vpp: int) -> tuple[int, ...]:
+    """Return the layers of each virtual stage where the first or the last stage has a number of its own.
+
+    The stages between them share the rest equally, and so do the chunks of each stage (megatron-core
+    transformer_block.py, get_num_layers_to_build).
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    ends = [found.flags.count(flag) for flag in _OF_ENDS]
+    rest = num_layers - sum(end or 0 for end in ends)
+    inner = pp - sum(end is not None for end in ends)
+    each, left = divmod(rest, inner) if inner else (0, rest)
+    of_stage = [end or each for end in (ends[0], *[None] * (pp - 2), ends[1])]
+    if rest < 0 or left or any(layers % vpp for layers in of_stage):
+        stated = next(flag for flag in _OF_ENDS if found.flags.has(flag))
+        raise ConfigError(
+            f"leaves {rest} of {num_layers} layers, which the other stages must share equally, and vpp = {vpp} must "
+            "divide the layers of each stage",
+            key=found.flags.place(stated),
+            value=found.flags.text(stated),
+        )
+    return tuple(layers // vpp for layers in of_stage) * vpp
+
+
+def _accounted(found: Found, num_layers: int, chunks: int) -> tuple[int, ...]:
+    """Return the layers of each virtual stage where the embedding or the loss count as one layer.
+
+    Raises:
+        ConfigError: all of them together are no whole number of equal chunks.
+    """
+    first, last = (found.flags.has(flag) for flag in ACCOUNTED)
+    each, left = divmod(num_layers + first + last, chunks)
+    if left:
+        raise ConfigError(
+            f"makes {num_layers + first + last} layers of {num_layers}, which must be divisible by the {chunks} "
+            "virtual stages",
+            key=found.flags.place(next(flag for flag in ACCOUNTED if found.flags.has(flag))),
+            nearest=f"another number of virtual stages, or {_OF_CHUNKS[0]}",
+        )
+    return (each - first, *[each] * (chunks - 2), each - last)
 
 
 def _equal_chunks(found: Found, pp: int, num_layers: int | None) -> int | None:
-    """Return the number of virtual stages per pipeline rank that have equally many layers, as `_chunks` does."""
+    """Return the number of virtual stages per pipeline rank, which are equal but for the ends, as `_chunks` does."""
     flags = found.flags
     per_chunk = flags.count("--num-layers-per-virtual-pipeline-stage")
     if per_chunk:
-        is_uneven = flags.has("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers")
+        is_uneven = flags.has(*_OF_ENDS)
         if not num_layers:
             found.open["vpp"] = "--num-layers is not known"
             return None
+        num_layers += sum(flags.has(flag) for flag in ACCOUNTED)
         if not is_uneven and num_layers % (pp * per_chunk):
             found.open["vpp"] = f"{num_layers} layers are no whole number of chunks of {per_chunk} on {pp} stages"
             return None
@@ -151,7 +198,7 @@ def _equal_chunks(found: Found, pp: int, num_layers: int | None) -> int | None:
     return vpp
 
 
-def _layers_of(layout: str, place: str) -> tuple[int, ...]:
+def layers_of_layout(layout: str, place: str) -> tuple[int, ...]:
     """Parse a pipeline layout such as `Et*3|(tt|)*2t*3L` into the number of layers of each part."""
     text = layout.replace(",", "").replace(" ", "")
     # Expand repeated groups before repeated letters; the limit on length bounds each expansion.

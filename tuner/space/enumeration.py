@@ -472,7 +472,8 @@ def launchable(setting: Setting, config: ParallelConfig) -> bool:
         return False
     columns, there = _columns(config), setting_on_hosts(setting, config)
     return all(RULES[name].keep(there, columns).all() for name in needed) and (
-        config.pp <= setting.padded_layers + CHUNKS_WITHOUT_LAYERS and max(setting.job.model.num_experts, 1) % config.ep == 0
+        config.pp <= setting.padded_layers + CHUNKS_WITHOUT_LAYERS
+        and max(setting.job.model.num_experts, 1) % config.ep == 0
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -107,6 +108,16 @@ def chunk_of_layer(
     if pp * vpp == num_layers + 2:
         return layer + 1
     return layer * min(pp * vpp, num_layers) // num_layers
+
+
+def mtp_part(layers_of_part: Sequence[int]) -> int:
+    """Return the number of the virtual stage with the modules of multi-token prediction.
+
+    It is the last, with the loss; or the one before, where both are without layers (megatron-core
+    pipeline_parallel_layer_layout.py allows both).
+    """
+    last = len(layers_of_part) - 1
+    return last - 1 if last > 1 and not any(layers_of_part[-2:]) else last
 
 
 @lru_cache(maxsize=64)

@@ -26,6 +26,7 @@ from tuner.export.megatron_flags import (
     LEVELS,
     MEGATRON_FLAGS,
     MICRO,
+    OF_ROUND,
     PP,
     SEQUENCE,
     SHARDING,
@@ -49,11 +50,14 @@ def num_micro_batches(values: Values, facts: Facts) -> int:
 
 
 def layout_of(text: str) -> tuple[int, ...] | None:
-    """Parse a layout in the form that the exporter writes into layers per part. Return None for any other text."""
-    found = re.fullmatch(r"E((?:t(?:\*\d+)?)?(?:\|(?:t(?:\*\d+)?)?)*)L", text)
+    """Parse a layout in the form that the exporter writes into layers per part. Return None for any other text.
+
+    Modules of multi-token prediction (m) may stand in the last part, or in the one before.
+    """
+    found = re.fullmatch(r"E((?:t(?:\*\d+)?)?(?:\|(?:t(?:\*\d+)?)?)*m*\|?)L", text)
     if found is None:
         return None
-    return tuple(int(part[2:] or 1) if part else 0 for part in found[1].split("|"))
+    return tuple(int(part[2:] or 1) if part else 0 for part in found[1].replace("m", "").split("|"))
 
 
 def _layout_parts(values: Values) -> tuple[int, ...]:
@@ -64,6 +68,17 @@ def _layout_parts(values: Values) -> tuple[int, ...]:
 def _num_parts(values: Values) -> int:
     """Return the number of virtual stages of the whole pipeline."""
     return number(values, PP) * number(values, VPP)
+
+
+def _num_chunks(values: Values) -> int:
+    """Return the number of virtual stages of each stage of the pipeline."""
+    return len(_layout_parts(values)) // number(values, PP) if values.get(LAYOUT) else number(values, VPP)
+
+
+def _has_whole_rounds(values: Values, facts: Facts) -> bool:
+    """Return whether rounds of micro-batches, pp without the flag, leave no stage idle in the last one."""
+    whole, size = num_micro_batches(values, facts), number(values, OF_ROUND, number(values, PP))
+    return number(values, PP) <= size <= whole and (whole % size == 0 or whole % size >= number(values, PP))
 
 
 def _stage_ranks(values: Values, facts: Facts) -> int:
@@ -106,30 +121,6 @@ def _ulysses(values: Values) -> int:
         levels = values.get(LEVELS)
         return int(levels[0]) if isinstance(levels, tuple) else 1
     return number(values, CP) if "a2a" in words else 1
-
-
-def interleaving_rules(key: str, source: str, vpp: Callable[[Values, Facts], int]) -> tuple[PublishedRule, ...]:
-    """Return the rules of interleaved pipelines.
-
-    Args:
-        key: Flag that sets the number of virtual stages.
-        source: Source of the rule that virtual stages need a pipeline.
-        vpp: Function that returns the number of virtual stages per rank.
-    """
-    return (
-        PublishedRule(
-            key=key,
-            rule="needs pipeline-model-parallel-size > 1",
-            source=source,
-            holds=lambda v, f: vpp(v, f) == 1 or number(v, PP) > 1,
-        ),
-        PublishedRule(
-            key=key,
-            rule="needs a number of micro-batches divisible by pipeline-model-parallel-size",
-            source="megatron-core pipeline_parallel/schedules.py forward_backward_pipelining_with_interleaving",
-            holds=lambda v, f: vpp(v, f) == 1 or num_micro_batches(v, f) % number(v, PP) == 0,
-        ),
-    )
 
 
 def all_to_all_rule(key: str, source: str, up: Callable[[Values], int]) -> PublishedRule:
@@ -287,7 +278,24 @@ MEGATRON_RULES: tuple[PublishedRule, ...] = (
         source=f"{_ARGUMENTS}; {_TRANSFORMER}",
         holds=lambda v, f: v.get(LAYOUT) is not None or f.num_layers % _num_parts(v) == 0,
     ),
-    *interleaving_rules(VPP, _ARGUMENTS, lambda v, _: number(v, VPP)),
+    PublishedRule(
+        key=VPP,
+        rule="needs pipeline-model-parallel-size > 1",
+        source=_ARGUMENTS,
+        holds=lambda v, _: _num_chunks(v) == 1 or number(v, PP) > 1,
+    ),
+    PublishedRule(
+        key=OF_ROUND,
+        rule="must be from pp to the number of micro-batches, and leave none or at least pp for the last round",
+        source="megatron-core pipeline_parallel/schedules.py forward_backward_pipelining_with_interleaving",
+        holds=lambda v, f: _num_chunks(v) == 1 or _has_whole_rounds(v, f),
+    ),
+    PublishedRule(
+        key=LAYOUT,
+        rule="must contain each module of multi-token prediction once",
+        source="megatron-core transformer/pipeline_parallel_layer_layout.py validate_layer_layout",
+        holds=lambda v, f: v.get(LAYOUT) is None or str(v[LAYOUT]).count("m") == f.num_mtp_layers,
+    ),
     PublishedRule(
         key=LAYOUT,
         rule="must consist of E, layers (t*n) separated by bars, and L",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.oracles.frameworks.megatron import COMMON_RULES, all_to_all_rule, common_dimensions, interleaving_rules
+from tests.oracles.frameworks.megatron import COMMON_RULES, all_to_all_rule, common_dimensions, num_micro_batches
 from tests.oracles.frameworks.published_rules import Facts, PublishedRule, at_least, check_rules, number
 from tuner.export.flag_table import Flag, FlagValue, Values, read_flags
 from tuner.export.megatron_flags import COMMON_FLAGS, CP, PP, SEQUENCE
@@ -94,7 +94,18 @@ MINDSPEED_RULES: tuple[PublishedRule, ...] = (
         source=_MEGATRON,
         holds=lambda v, f: _num_layers(v, f) // number(v, PP) % number(v, PER_CHUNK) == 0,
     ),
-    *interleaving_rules(PER_CHUNK, _MEGATRON, _virtual_stages),
+    PublishedRule(
+        key=PER_CHUNK,
+        rule="needs pipeline-model-parallel-size > 1",
+        source=_MEGATRON,
+        holds=lambda v, f: _virtual_stages(v, f) == 1 or number(v, PP) > 1,
+    ),
+    PublishedRule(
+        key=PER_CHUNK,
+        rule="needs a number of micro-batches divisible by pipeline-model-parallel-size",
+        source="megatron-core pipeline_parallel/schedules.py forward_backward_pipelining_with_interleaving",
+        holds=lambda v, f: _virtual_stages(v, f) == 1 or num_micro_batches(v, f) % number(v, PP) == 0,
+    ),
     PublishedRule(
         key=NOOP,
         rule="must be a comma-separated list of numbers",

@@ -23,6 +23,7 @@ class Facts:
         num_heads: Number of attention heads.
         num_kv_heads: Number of key-value heads.
         num_experts: Number of experts; 0 for a dense model.
+        num_mtp_layers: Number of modules of multi-token prediction.
     """
 
     num_devices: int
@@ -30,6 +31,7 @@ class Facts:
     num_heads: int
     num_kv_heads: int
     num_experts: int = 0
+    num_mtp_layers: int = 0
 
 
 def facts_of(setting: Setting) -> Facts:
@@ -41,6 +43,7 @@ def facts_of(setting: Setting) -> Facts:
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
         num_experts=model.num_experts,
+        num_mtp_layers=model.num_mtp_layers,
     )
 
 
