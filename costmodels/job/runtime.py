@@ -19,6 +19,13 @@ from costmodels.job.layer_change import LayerChange
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 
+LAYOUT_RULE_SETS = ("megatron", "unknown")
+"""Rule sets of frameworks whose first and last chunk may be without layers (Megatron-LM's pipeline layouts)."""
+BALANCED_RULE_SETS = (*LAYOUT_RULE_SETS, "mindspeed")
+"""Rule sets of frameworks whose chunks of unequal length are laid out so that the stages are equal.
+
+Those of other frameworks are spread over the chunks alone, as in studies from before these frameworks had any.
+"""
 PLAN_RULE_SETS = ("jax-reference", "torch-planned")
 """Rule sets of the frameworks that run any sharding plan. All others shard layers by hand, so that what a plan gains in
 a prediction or a simulation is nothing that their users can have."""
@@ -286,6 +293,16 @@ class RuntimeProfile:
     def runs_plans(self) -> bool:
         """Whether the framework shards layers by any plan, and not only by hand."""
         return self.rule_set in PLAN_RULE_SETS
+
+    @property
+    def may_leave_ends_empty(self) -> bool:
+        """Whether the first chunk of a pipeline may hold the embedding alone, and the last one the loss."""
+        return self.rule_set in LAYOUT_RULE_SETS
+
+    @property
+    def balances_stages(self) -> bool:
+        """Whether unequal chunks are laid out so that stages hold equally many layers."""
+        return self.rule_set in BALANCED_RULE_SETS
 
     def speed_of(self, device_name: str) -> float:
         """Return the relative speed of a device's kernels; 1 for a device never measured under this runtime."""

@@ -39,6 +39,7 @@ class Setting:
         own = self.runtime
         runtime = replace(
             profile,
+            rule_set=own.rule_set,
             layer_split=own.layer_split,
             layer_padding=own.layer_padding,
             layer_changes=own.layer_changes,

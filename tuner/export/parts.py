@@ -90,7 +90,7 @@ def layers_of_parts(setting: Setting, config: ParallelConfig) -> tuple[int, ...]
     """Return the planned number of layers of each virtual stage [pp * vpp], without no-op layers."""
     if config.assignment.layers:
         return config.assignment.layers
-    held = assign_layers(setting.job.model, setting.runtime, config.pp * config.vpp, 1)
+    held = assign_layers(setting.job.model, setting.runtime, config.pp, config.vpp, by_chunk=True)
     return tuple(int(count) for count in held.dense + held.moe)
 
 

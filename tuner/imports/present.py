@@ -53,7 +53,7 @@ def present_of(imported: Imported, *, devices: int, model: ModelSpec, runtime: R
             raise ConfigError(f"dp = {degrees['dp']} must be a multiple of the {imported.copies} copies of the states")
         job["dp_shard"] = degrees["dp"] // imported.copies
     current: dict[str, Value] = {name: degrees[name] for name in DEGREES}
-    layers = _uneven_layers(imported.layers, degrees["pp"] * degrees["vpp"], model, runtime)
+    layers = _uneven_layers(imported.layers, degrees["pp"], degrees["vpp"], model, runtime)
     if imported.assignment:
         current["assignment"] = imported.assignment
     elif layers:
@@ -83,15 +83,18 @@ def _replicas(imported: Imported, degrees: Mapping[str, int], devices: int) -> i
     return dp if dp is not None else devices // one_copy
 
 
-def _uneven_layers(layers: tuple[int, ...], chunks: int, model: ModelSpec, runtime: RuntimeProfile) -> tuple[int, ...]:
+def _uneven_layers(
+    layers: tuple[int, ...], pp: int, vpp: int, model: ModelSpec, runtime: RuntimeProfile
+) -> tuple[int, ...]:
     """Return the layers of each virtual stage [pp * vpp], or an empty tuple if they equal the runtime's default."""
     if not layers:
         return ()
+    chunks = pp * vpp
     if len(layers) != chunks or sum(layers) != model.num_layers:
         raise ConfigError(
             f"the layers of the {chunks} virtual stages must add up to the model's {model.num_layers}",
             value=numbers_in_words(layers),
         )
     # number of layers that the runtime assigns to each chunk by default [pp * vpp]
-    default = np.bincount(chunk_of_layer(model, runtime, chunks, 1), minlength=chunks)
+    default = np.bincount(chunk_of_layer(model, runtime, pp, vpp), minlength=chunks)
     return () if tuple(default.tolist()) == layers else layers

@@ -342,7 +342,7 @@ def with_plans(setting: Setting, options: SpaceOptions, grid: ConfigGrid) -> Con
     headroom, parts = options.memory_headroom, options.uneven
     if not parts:
         return grid
-    chosen = worth_planning(setting, grid, MOST_PLANNED)
+    chosen = worth_planning(setting, grid, MOST_PLANNED, memory_headroom=headroom)
     found = plan_uneven_work(setting, grid.take(chosen), parts, memory_headroom=headroom)
     found = found.take(found.assignment > 0)  # nothing is gained in the others
     if not len(found):

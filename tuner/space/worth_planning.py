@@ -15,18 +15,22 @@ from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 
 
-def worth_planning(setting: Setting, grid: ConfigGrid, most: int) -> IntArray:
+def worth_planning(setting: Setting, grid: ConfigGrid, most: int, *, memory_headroom: float) -> IntArray:
     """Return the positions of the configurations that are worth planning, ascending.
 
-    They are the `most` fastest with even work and, on unlike hosts, half as many with perfectly balanced work: even
-    work is as slow as the slow hosts, and so says little of what divides well. Work can be balanced between stages that
-    are each on one kind of hosts; what needs more than the largest devices have, even in equal shares, cannot fit.
+    They are the `most` fastest with even work that fit and, on unlike hosts, half as many with perfectly balanced work:
+    even work is as slow as the slow hosts, and so says little of what divides well. Work can be balanced between stages
+    that are each on one kind of hosts; what needs more than the largest devices have, even in equal shares, cannot fit.
+    On unlike hosts even work that does not fit may fit when it is uneven.
     """
     if len(grid) <= most:
         return np.arange(len(grid))
-    by_even = np.argsort(estimate_step(setting, grid).step_time_s)[:most]
+    seconds = estimate_step(setting, grid).step_time_s
     if not setting.cluster.is_mixed:
-        return np.sort(by_even)
+        fits = estimate_memory(setting, grid).fits(memory_headroom)
+        by_even = np.argsort(np.where(fits, seconds, np.inf))[:most]
+        return np.sort(by_even[fits[by_even]])
+    by_even = np.argsort(seconds)[:most]
     can_balance = _has_plain_stages(setting.cluster, grid)
     can_balance &= estimate_memory(setting, grid).needed_bytes <= max(d.memory_bytes for d in setting.cluster.devices)
     by_balanced = np.argsort(np.where(can_balance, balanced_s(setting, grid), np.inf))[: most // 2]

@@ -59,16 +59,25 @@ def _stack_blocks(dense: IntArray, moe: IntArray, embedding: NDArray[Any], head:
 
 
 def assign_layers(
-    model: ModelSpec, runtime: RuntimeProfile, pp: int, vpp: int, assignment: Assignment = EVEN
+    model: ModelSpec,
+    runtime: RuntimeProfile,
+    pp: int,
+    vpp: int,
+    assignment: Assignment = EVEN,
+    *,
+    by_chunk: bool = False,
 ) -> StageLayers:
-    """Assign the layers to stages; the first `assignment.recomputed` layers of each virtual stage run again in full.
+    """Assign the layers to stages or, by chunk, to virtual stages.
+
+    The first `assignment.recomputed` layers of each virtual stage run again in full.
 
     "even": the layer count, padded with no-op layers to the runtime's multiple, is cut into pp*vpp equal chunks, and
     chunk c stands on stage c % pp (Narayanan et al. 2021, section 2.2). "balanced": contiguous blocks of about equal
     compute (nanotron models/base.py: a stage ends with the block that takes the cumulative cost past its share).
     "least-bottleneck": contiguous blocks of which the largest is as small as possible (AMP, Li et al. 2022, section
-    3.4). A count that cannot be cut evenly is spread as evenly as possible (Megatron-LM's pipeline layout). Of more
-    chunks than layers the last holds none, and of two more the first does not either.
+    3.4). A count that cannot be cut evenly is spread as evenly as possible: over the stages and then over their chunks,
+    if the runtime balances stages, and else over the chunks. Of more chunks than layers the last holds none, of two
+    more the first does not either, and of three more the last two do not.
     """
     virtual = chunk_of_layer(model, runtime, pp, vpp, assignment.layers)
     is_moe, again = moe_layers(model), np.zeros(len(virtual), dtype=np.bool_)
@@ -78,7 +87,8 @@ def assign_layers(
         again = place < np.array(assignment.recomputed)[virtual]
 
     def held(chosen: NDArray[np.bool_]) -> IntArray:
-        return np.bincount(virtual[chosen] % pp, minlength=pp)
+        number = pp * vpp if by_chunk else pp
+        return np.bincount(virtual[chosen] % number, minlength=number)
 
     return StageLayers(
         dense=held(~is_moe), moe=held(is_moe), dense_again=held(~is_moe & again), moe_again=held(is_moe & again)
@@ -95,19 +105,39 @@ def chunk_of_layer(
     if layers:
         assert (len(layers), sum(layers)) == (pp * vpp, model.num_layers), "every layer is in a virtual stage"
         return np.repeat(np.arange(pp * vpp), layers)
-    num_layers = model.num_layers
-    padded = -(-num_layers // runtime.layer_padding) * runtime.layer_padding
-    layer = np.arange(num_layers)
     # Without a layout by hand, the runtime's own rule cuts the layers.
     if runtime.layer_split == "balanced":
         return _balanced_stages(model, pp * vpp)
     if runtime.layer_split == "least-bottleneck":
         return _least_bottleneck_stages(model, pp * vpp)
-    if padded % (pp * vpp) == 0:
-        return layer // (padded // (pp * vpp))
-    if pp * vpp == num_layers + 2:
-        return layer + 1
-    return layer * min(pp * vpp, num_layers) // num_layers
+    return _equal_chunks(model.num_layers, runtime, pp, vpp)
+
+
+def _equal_chunks(num_layers: int, runtime: RuntimeProfile, pp: int, vpp: int) -> IntArray:
+    """Return the virtual stage of each layer [num_layers] if they are as equal as can be, no-op layers included."""
+    padded = -(-num_layers // runtime.layer_padding) * runtime.layer_padding
+    layer, chunks = np.arange(num_layers), pp * vpp
+    if padded % chunks == 0:
+        return layer // (padded // chunks)
+    if chunks > num_layers:
+        return layer + (chunks > num_layers + 1)
+    if vpp > 1 and runtime.balances_stages:
+        return np.repeat(np.arange(chunks), _balanced_chunks(num_layers, pp, vpp))
+    return layer * chunks // num_layers
+
+
+def _balanced_chunks(num_layers: int, pp: int, vpp: int) -> IntArray:
+    """Return the layers of each chunk [pp * vpp] so that stages differ by one layer at most, and so do their chunks.
+
+    Stages in the middle have the layer more, and the first and the last chunk have none, because the ends also hold the
+    embedding and the loss.
+    """
+    stage, chunk = np.arange(pp), np.arange(vpp)[:, None]
+    # the last stage is the last to get a layer more, the first the one before
+    turn = np.where(stage == 0, pp - 2, np.where(stage == pp - 1, pp - 1, stage - 1))
+    of_stage = num_layers // pp + (turn < num_layers % pp)
+    place = np.where(stage == 0, (chunk - 1) % vpp, chunk)
+    return np.asarray(of_stage // vpp + (place < of_stage % vpp)).ravel()
 
 
 def mtp_part(layers_of_part: Sequence[int]) -> int:

@@ -74,7 +74,7 @@ def unlike_passes(
         times = stage_times.take(chosen)
         whole = [passes[stages.kind_of_stage] for passes in times.whole_s()]
         held = assign_layers(
-            setting.job.model, setting.runtime, pp * vpp, 1, replace(assignment, hosts=(), micro_batches=())
+            setting.job.model, setting.runtime, pp, vpp, replace(assignment, hosts=(), micro_batches=()), by_chunk=True
         )
         if vpp > 1:
             whole = _of_chunks(stages, held, costs.take(chosen), whole)

@@ -58,19 +58,57 @@ def best_stages(
     stages = outcome.best.solution.stages
     hosts = _hosts(setting.cluster, config, [stage.kind for stage in stages]) if supply is not None else ()
     recomputed = np.array([stage.num_recomputed for stage in stages])
+    layers = over_chunks(np.array([stage.num_layers for stage in stages]), config.vpp, _ends_in_layers(problem))
     # Parts of the work that are as without an assignment stay empty.
     assignment = Assignment(
-        layers=over_chunks(np.array([stage.num_layers for stage in stages]), config.vpp),
-        recomputed=over_chunks(recomputed, config.vpp) if recomputed.any() else (),
+        layers=layers,
+        recomputed=within_chunks(recomputed, layers) if recomputed.any() else (),
         hosts=() if hosts == tuple(range(setting.cluster.num_hosts)) else hosts,
     )
     return replace(config, assignment=assignment), outcome
 
 
-def over_chunks(of_stage: IntArray, vpp: int) -> tuple[int, ...]:
-    """Divide each stage's number into equal shares for its virtual stages; the first ones get the rest."""
-    chunks = np.arange(vpp)[:, None]
-    return tuple(int(number) for number in (of_stage // vpp + (chunks < of_stage % vpp)).ravel())
+def over_chunks(of_stage: IntArray, vpp: int, ends: tuple[float, float] = (0.0, 0.0)) -> tuple[int, ...]:
+    """Divide each stage's layers into shares of equal time for its virtual stages; the first ones get the rest.
+
+    The first virtual stage also holds the embedding and the last one the head, so that they get fewer layers.
+
+    Args:
+        of_stage: Layers of each stage [p].
+        vpp: Virtual stages of each stage.
+        ends: Number of layers that take as long as the embedding, and as the head.
+    """
+    pp = len(of_stage)
+    if vpp == 1 or pp == 1:
+        chunks = np.arange(vpp)[:, None]
+        return tuple(int(number) for number in (of_stage // vpp + (chunks < of_stage % vpp)).ravel())
+    held = np.zeros((vpp, pp), dtype=np.int64)
+    for stage, whole in enumerate(of_stage.tolist()):
+        own = {0: (0, ends[0]), pp - 1: (vpp - 1, ends[1])}.get(stage)
+        others = [chunk for chunk in range(vpp) if own is None or chunk != own[0]]
+        left = whole
+        if own is not None:
+            # no other chunk of the stage stays empty for the one at the end
+            share = int(np.floor((whole + own[1]) / vpp - own[1] + 0.5))
+            held[own[0], stage] = min(max(share, 0), max(whole - len(others), 0))
+            left -= held[own[0], stage]
+        each, more = divmod(left, len(others))
+        held[others, stage] = each + (np.arange(len(others)) < more)
+    return tuple(held.ravel().tolist())
+
+
+def within_chunks(of_stage: IntArray, held: tuple[int, ...]) -> tuple[int, ...]:
+    """Divide each stage's number among its virtual stages, in proportion to what each of these holds [pp * vpp]."""
+    of_chunk = np.array(held).reshape(-1, len(of_stage))
+    ends = np.cumsum(of_chunk, axis=0)
+    upto = of_stage * ends // np.maximum(ends[-1], 1)
+    return tuple(np.diff(upto, axis=0, prepend=0).ravel().tolist())
+
+
+def _ends_in_layers(problem: Pipeline) -> tuple[float, float]:
+    """Return the number of mean layers that take as long as the embedding, and as the head."""
+    each = problem.layer_s[:, problem.layer_type].mean()
+    return float(problem.first_s.mean() / each), float(problem.last_s.mean() / each)
 
 
 def pipeline_of(

@@ -31,7 +31,7 @@ from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 from tuner.planners.engine.outcome import Limits
-from tuner.planners.pipeline.stage_problem import best_stages, over_chunks
+from tuner.planners.pipeline.stage_problem import best_stages, over_chunks, within_chunks
 
 PARTS = ("layers", "recomputed", "micro_batches", "hosts")
 """Parts of the work that may be uneven, by the fields of `Assignment`."""
@@ -102,7 +102,7 @@ def refine_stages(setting: Setting, grid: ConfigGrid, parts: Sequence[str], *, m
     for config in (grid.config(position) for position in range(len(grid))):
         best = config
         if 1 < config.pp * config.vpp <= setting.job.model.num_layers and not config.assignment.micro_batches:
-            best, _ = best_stages(
+            cut, _ = best_stages(
                 setting,
                 config,
                 memory_headroom=memory_headroom,
@@ -110,6 +110,7 @@ def refine_stages(setting: Setting, grid: ConfigGrid, parts: Sequence[str], *, m
                 may_reorder="hosts" in parts,
                 limits=Limits(nodes=PROOF_NODES),
             )
+            best = cut if _is_filled(setting, cut.assignment.layers) else config
         found.append(best)
     # Branch and bound works with approximate times, so that the cost model decides between both.
     proven = ConfigGrid.from_configs(found, grid.opened)
@@ -164,25 +165,42 @@ def _with_layers(
         even = [replace(configs[at], assignment=Assignment()) for at in positions]
         tables = stage_tables(setting, ConfigGrid.from_configs(even))
         micro_batches = np.array([setting.job.global_batch_size // (config.dp * config.mbs) for config in even])
-        cut = cut_layers(tables, micro_batches, even[0].vpp, (1 - memory_headroom), may_recompute=may_recompute)
+        least = np.full(even[0].pp, even[0].vpp)
+        if setting.runtime.may_leave_ends_empty:
+            least[[0, -1]] -= 1
+        cut = cut_layers(tables, micro_batches, even[0].vpp, (1 - memory_headroom), least, may_recompute=may_recompute)
+        ends = _ends_in_layers(tables)
         for column, at in enumerate(positions):
-            layers, again = cut.layers[:, column], cut.recomputed[:, column]
+            layers = over_chunks(cut.layers[:, column], even[0].vpp, (ends[0, column], ends[1, column]))
+            again = cut.recomputed[:, column]
             # A cut that leaves a stage empty, or layers over, is no plan.
-            if (layers > 0).all() and layers.sum() == setting.job.model.num_layers:
+            if _is_filled(setting, layers) and sum(layers) == setting.job.model.num_layers:
                 own = replace(
                     configs[at].assignment,
-                    layers=over_chunks(layers, even[0].vpp),
-                    recomputed=over_chunks(again, even[0].vpp) if again.any() else (),
+                    layers=layers,
+                    recomputed=within_chunks(again, layers) if again.any() else (),
                 )
                 found[at] = replace(configs[at], assignment=own)
     return found
+
+
+def _is_filled(setting: Setting, layers: tuple[int, ...]) -> bool:
+    """Return whether each virtual stage holds a layer, except at the ends where the framework allows it."""
+    return all(layers[1:-1] if setting.runtime.may_leave_ends_empty else layers)
+
+
+def _ends_in_layers(tables: StageTables) -> FloatArray:
+    """Return the number of layers that take as long as the embedding, and as the head [2, k]."""
+    ends = tables.time_s[[0, -1]]
+    each = (ends[:, -1] - ends[:, 0]) / (tables.time_s.shape[1] - 1)
+    return np.asarray(ends[:, 0] / each)
 
 
 def _batches(configs: Sequence[ParallelConfig], num_layers: int) -> Iterator[list[int]]:
     """Yield positions of configurations of one pp and vpp, few enough to be cut together."""
     alike: dict[tuple[int, int], list[int]] = {}
     for at, config in enumerate(configs):
-        if config.pp > 1 and config.pp * config.vpp <= num_layers:
+        if config.pp > 1 and config.pp * config.vpp <= num_layers + 2:
             alike.setdefault((config.pp, config.vpp), []).append(at)
     for (pp, _), positions in alike.items():
         step = max(1, TABLE_NUMBERS // (pp * (num_layers + 1)))
@@ -204,15 +222,22 @@ class Cut:
 
 
 def cut_layers(
-    tables: StageTables, num_micro_batches: IntArray, vpp: int, usable_share: float, *, may_recompute: bool
+    tables: StageTables,
+    num_micro_batches: IntArray,
+    vpp: int,
+    usable_share: float,
+    least: IntArray,
+    *,
+    may_recompute: bool,
 ) -> Cut:
     """Cut the layers of configurations into stages.
 
     Args:
         tables: Time and memory of each stage for each number of layers.
         num_micro_batches: Micro-batches of each configuration [k].
-        vpp: Chunks per stage of all these configurations; each chunk gets at least one layer.
+        vpp: Chunks per stage of all these configurations.
         usable_share: Fraction of the memory that may be used.
+        least: Least number of layers of each stage [p], so that no chunk stays empty.
         may_recompute: Whether stages may recompute layers that do not fit otherwise.
     """
     cost_s, again = _costs_s(tables, usable_share, may_recompute=may_recompute)
@@ -221,11 +246,11 @@ def cut_layers(
     low, high = np.zeros(cost_s.shape[2]), np.where(np.isfinite(cost_s), cost_s, 0.0).max(axis=(0, 1))
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        enough = _take_layers(cost_s, middle, vpp).sum(axis=0) >= num_layers
+        enough = _take_layers(cost_s, middle, least).sum(axis=0) >= num_layers
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     best_s, best = np.full(len(low), np.inf), np.zeros(cost_s.shape[::2], dtype=np.int64)
     for slack in SLACKS:
-        layers = _give_back(cost_s, _take_layers(cost_s, slack * high, vpp), num_layers, vpp)
+        layers = _give_back(cost_s, _take_layers(cost_s, slack * high, least), num_layers, least)
         times_s = np.take_along_axis(cost_s, layers[:, None], axis=1)[:, 0]
         fits = np.isfinite(times_s).all(axis=0) & (layers.sum(axis=0) == num_layers)
         # Step time as in `stages.Pipeline.weights`: (m - 1/v) times the slowest stage, plus the sum of all over v.
@@ -257,13 +282,14 @@ def _costs_s(tables: StageTables, usable_share: float, *, may_recompute: bool) -
     return np.maximum.accumulate(cost_s, axis=1), np.where(fits, again, 0.0).astype(np.int64)
 
 
-def _take_layers(cost_s: FloatArray, limit_s: FloatArray, least: int) -> IntArray:
-    """Return the layers that every stage takes in a time [k], at least `least` where so many fit [p, k]."""
+def _take_layers(cost_s: FloatArray, limit_s: FloatArray, least: IntArray) -> IntArray:
+    """Return the layers that every stage takes in a time [k], at least `least` [p] where so many fit [p, k]."""
     taken = (cost_s <= limit_s).sum(axis=1) - 1
-    return np.asarray(np.where(np.isfinite(cost_s[:, least]), np.maximum(taken, least), taken))
+    fits = np.isfinite(cost_s[np.arange(len(least)), least])
+    return np.asarray(np.where(fits, np.maximum(taken, least[:, None]), taken))
 
 
-def _give_back(cost_s: FloatArray, layers: IntArray, num_layers: int, least: int) -> IntArray:
+def _give_back(cost_s: FloatArray, layers: IntArray, num_layers: int, least: IntArray) -> IntArray:
     """Return the layers without those beyond `num_layers`, each taken from the stage where it costs most [p, k]."""
     layers = layers.copy()
     columns = np.arange(layers.shape[1])
@@ -271,7 +297,7 @@ def _give_back(cost_s: FloatArray, layers: IntArray, num_layers: int, least: int
         above = np.take_along_axis(cost_s, layers[:, None], axis=1)[:, 0]
         below = np.take_along_axis(cost_s, np.maximum(layers - 1, 0)[:, None], axis=1)[:, 0]
         # a number of layers that does not fit is the first to go
-        saves_s = np.where(layers > least, np.where(np.isfinite(above), above, 1e30) - below, -np.inf)
+        saves_s = np.where(layers > least[:, None], np.where(np.isfinite(above), above, 1e30) - below, -np.inf)
         stage = saves_s.argmax(axis=0)
         too_many &= np.isfinite(saves_s[stage, columns])
         if not too_many.any():

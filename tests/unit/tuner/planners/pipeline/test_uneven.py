@@ -103,7 +103,8 @@ def test_a_cut_is_nearly_the_best_there_is(drawn, may_recompute):
     """Within 8% of trying everything, feasible whenever anything is, and within the memory."""
     table, micro_batches = drawn
     best_s = best_by_trying(table, micro_batches, may_recompute=may_recompute)
-    cut = cut_layers(table, np.array([micro_batches]), 1, 1.0, may_recompute=may_recompute)
+    least = np.ones(len(table.time_s), dtype=np.int64)
+    cut = cut_layers(table, np.array([micro_batches]), 1, 1.0, least, may_recompute=may_recompute)
     layers, again = cut.layers[:, 0], cut.recomputed[:, 0]
     size = table.time_s.shape[1]
 
