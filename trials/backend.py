@@ -281,6 +281,8 @@ class TrialAbility(StrEnum):
     """Setting the knobs of a study, settings beside the layout; see trials/knobs/."""
     IDLE_HOSTS = "idle hosts"
     """Running on some of the cluster's hosts, those that a configuration lists."""
+    LAYERS = "layers"
+    """Giving each virtual stage the number of layers that a configuration says."""
 
 
 class AbstractBackend(ABC):

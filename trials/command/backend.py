@@ -26,7 +26,7 @@ from trials.command.knob_files import TrialFile
 from trials.command.log_pattern import StepSize
 from trials.command.log_watch import Wanted, watch_log
 from trials.command.own_words import exchange_words
-from trials.command.placeholders import KNOBS, escape_braces, hosts_of, values_of, variables_in
+from trials.command.placeholders import KNOBS, escape_braces, hosts_of, names_in, values_of, variables_in
 from trials.command.slurm.job_program import JobPlan
 from trials.command.slurm.jobs import SlurmJobs, job_plan
 from trials.command.slurm.queue import cancel_named, check_programs
@@ -88,11 +88,15 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     def abilities(self) -> frozenset[TrialAbility]:
         """Abilities of trials: real training, with knobs as flags, variables and keys of files.
 
-        Hosts may be idle if the command reaches its hosts by itself, or as a job of Slurm.
+        Hosts may be idle if the command reaches its hosts by itself, or as a job of Slurm. Layers are told by flags or
+        by a placeholder.
         """
         chooses_hosts = self.launch == "once" or self.slurm is not None
         idle = {TrialAbility.IDLE_HOSTS} if chooses_hosts else set()
-        return frozenset({TrialAbility.TRAINING, TrialAbility.KNOBS} | idle)
+        texts = (*self.arguments, *(value or "" for _, value in self.environment))
+        is_told = self.flags is not None or any("assignment" in names_in(text) for text in texts)
+        layers = {TrialAbility.LAYERS} if is_told else set()
+        return frozenset({TrialAbility.TRAINING, TrialAbility.KNOBS} | idle | layers)
 
     @property
     def hosts(self) -> tuple[HostNeeds, ...]:

@@ -53,7 +53,7 @@ class TorchBackend(AbstractTrainingBackend):
     @property
     def abilities(self) -> frozenset[TrialAbility]:
         """Abilities of trials: real training, of proxy jobs too."""
-        return frozenset({TrialAbility.TRAINING, TrialAbility.PROXIES})
+        return frozenset({TrialAbility.TRAINING, TrialAbility.PROXIES, TrialAbility.LAYERS})
 
     def reduced(self, to: Reduction) -> Self:
         """Return the backend that trains the proxy job on fewer hosts."""

@@ -28,7 +28,7 @@ from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError
 from tuner.forecast.prepared import Prepared
-from tuner.forecast.stored_subject import restore_subject
+from tuner.forecast.stored_subject import as_first_stored, restore_subject
 from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
 from tuner.plans.layer_planning import AUTO_SHAPES, LayerPlanning, shape_text
 from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, summary_of
@@ -86,6 +86,8 @@ def prepare(
         ConfigError: The planner's pins cannot hold, or there are too many candidates to predict.
     """
     restore_subject(request, lambda: stored.look(request.name))
+    if chosen is None:
+        request = as_first_stored(request, lambda: stored.look(request.name))
     problem = request.problem
     if problem.planning.name == "megatron":
         return Prepared(request=request, problem=problem)
@@ -105,6 +107,7 @@ def prepare(
 def prepare_stored(request: StudyRequest, study: Study) -> Prepared:
     """Return the study with the plans that its stored counterpart holds, which the caller has opened."""
     restore_subject(request, lambda: study)
+    request = as_first_stored(request, lambda: study)
     problem = request.problem
     if problem.planning.name != "megatron":
         problem = _with_stored(problem, _plans_of(request, study))

@@ -1,9 +1,10 @@
-"""Subject of a study in the study's storage: a run keeps plans of a user's step, and every later command takes them."""
+"""What a storage says of its study's problem: plans of a user's step, and whether unequal layers are candidates."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tuner.study_file.meaning import first_difference
@@ -12,6 +13,30 @@ from tuner.subject.ability import Ability
 
 if TYPE_CHECKING:  # Optuna takes a second to load
     from optuna import Study
+
+
+def as_first_stored(request: StudyRequest, look: Callable[[], Study | None]) -> StudyRequest:
+    """Return the request with equal layers if its stored counterpart is from before others were candidates unasked.
+
+    Args:
+        request: Study.
+        look: Function that looks up the stored counterpart; it is called only if that may matter.
+    """
+    if not request.problem.options.gainful_layers:
+        return request
+    study = look()
+    if study is None:
+        return request
+    from tuner.storage.record import MEANING  # noqa: PLC0415 # it loads Optuna
+
+    meaning = study.user_attrs.get(MEANING)
+    if meaning is None or "assignment" in meaning["space"]["opened"]:
+        return request
+    options = request.problem.options.with_equal_layers()
+    space = request.meaning["space"] | {"opened": list(options.opened)}
+    return replace(
+        request, problem=replace(request.problem, options=options), meaning=request.meaning | {"space": space}
+    )
 
 
 def restore_subject(request: StudyRequest, look: Callable[[], Study | None]) -> None:

@@ -52,9 +52,11 @@ from tuner.space.fewer_hosts import (
     on_hosts,
     setting_on_hosts,
 )
+from tuner.space.gainful_layers import gainful_layers
 from tuner.space.rules import (
     CHUNKS_WITHOUT_LAYERS,
     DUPLICATE_RULES,
+    EQUAL_CHUNKS,
     FORMER_RULES,
     LAYER_PADDING,
     RULE_SETS,
@@ -88,6 +90,9 @@ class SpaceOptions:
         opened: Names of the further dimensions that the study searches.
         uneven: Parts of an assignment that are planned for every configuration, beside its even one; IDLE_HOSTS also
             looks for configurations on fewer hosts.
+        gainful_layers: Whether unequal layers are planned for the leading configurations, and are candidates where they
+            gain, although the study does not ask for them.
+        equal_chunks: Whether trials can run several chunks per stage only if all are equal.
         memory_headroom: Share of each device's memory that must stay free; a configuration that may keep it free under
             a plausible profile, given the error of predicted memory, is not dropped.
     """
@@ -97,7 +102,16 @@ class SpaceOptions:
     allowed: tuple[tuple[str, tuple[int, ...]], ...] = ()
     opened: tuple[str, ...] = ()
     uneven: tuple[str, ...] = ()
+    gainful_layers: bool = False
+    equal_chunks: bool = False
     memory_headroom: float = 0.08
+
+    def with_equal_layers(self) -> SpaceOptions:
+        """Return the options without unequal layers that the study does not ask for."""
+        if not self.gainful_layers:
+            return self
+        opened = tuple(name for name in self.opened if name != "assignment")
+        return replace(self, gainful_layers=False, opened=opened)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -159,6 +173,7 @@ def active_rules(setting: Setting, options: SpaceOptions) -> list[Rule]:
     least = min(setting.runtime.zero_stages)
     if least not in dict(options.allowed).get("zero_stage", (least,)):
         rules = [rule for rule in rules if rule.name != "zero_needs_replicas"]
+    rules += [EQUAL_CHUNKS] if options.equal_chunks else []
     return rules + [_allow_only(dimension, values) for dimension, values in options.allowed]
 
 
@@ -509,6 +524,9 @@ def build_space(
         if len(grid):
             grid = with_planned_layers(setting, grid)
         memory = estimate_memory(setting, grid)
+        if options.gainful_layers:
+            found = gainful_layers(setting, grid, memory, memory_headroom=options.memory_headroom)
+            grid, memory = concatenate([grid, found]), memory.joined(estimate_memory(setting, found))
         fitting = _may_fit(setting, grid, memory, options)
     num_before_memory = len(grid)
     dropped = int((~fitting).sum())

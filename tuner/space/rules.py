@@ -513,6 +513,17 @@ RULES: dict[str, Rule] = {
     )
 }
 
+EQUAL_CHUNKS = Rule(
+    name="equal_chunks",
+    needs=("pp", "vpp"),
+    keep=lambda s, c: (c["vpp"] == 1) | (s.padded_layers % (c["pp"] * c["vpp"]) == 0),
+    reason=lambda s: (
+        f"pp*vpp must divide the {_describe_layers(s)}: the command of the trials has neither {{flags}} nor "
+        "{assignment}, by which it could be told unequal chunks"
+    ),
+)
+"""Rule for trials that cannot be told the layers of each chunk, whatever the framework."""
+
 _EVERY_RUNTIME = ("devices", "heads", "pp_layers", "global_batch")
 _CHOICES = ("recompute_supported", "offload_supported", "zero_supported")
 _FURTHER = (*_CHOICES, "zero_needs_replicas", "sequence_parallel_needs_tp")

@@ -35,7 +35,7 @@ from tuner.study_file.named_storages import HistoryEntry, history_of, storage_of
 from tuner.study_file.paths import StudyPaths
 from tuner.study_file.proxy_keys import proxy_options
 from tuner.study_file.request import Economics, HistoryOptions, StudyRequest, TrialOptions
-from tuner.study_file.space_options import notes_on_former_rules, runnable_options, with_free_memory
+from tuner.study_file.space_options import notes_on_former_rules, runnable_options, with_free_memory, with_told_layers
 from tuner.study_file.storage_address import StorageAddress
 from tuner.study_file.study_keys import LONGEST_NAME, PlannerKeys, SearchOptions, StudyKeys
 from tuner.study_file.subject import choose_subject
@@ -124,6 +124,7 @@ def _resolve(
     )
     backend = keys.trial.build(parts)
     _check_knobs(keys, knobs, backend)
+    options = with_told_layers(options, backend, chosen.parts)
     current = subject.current(keys.current, options)
     options = runnable_options(keys.space, options, backend, current, cluster)
     planning = _resolved_planning(chosen.planning, keys.planner, backend, subject)

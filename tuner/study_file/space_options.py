@@ -11,6 +11,7 @@ from costmodels.job.setting import Setting
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from trials.backend import AbstractBackend, TrialAbility
+from trials.trial_keys import SubjectParts
 from tuner.space.dimensions import SEARCHED
 from tuner.space.enumeration import SpaceOptions, active_rules, impossible_values
 from tuner.space.fewer_hosts import IDLE_HOSTS, is_on_fewer
@@ -38,7 +39,16 @@ def find_uneven(keys: SpaceKeys, cluster: Cluster, runtime: RuntimeProfile) -> t
     return tuple(dict.fromkeys(keys.assignment))
 
 
-def build_options(keys: SpaceKeys, uneven: tuple[str, ...]) -> SpaceOptions:
+def has_gainful_layers(keys: SpaceKeys, cluster: Cluster, runtime: RuntimeProfile) -> bool:
+    """Return whether unequal layers are candidates where they gain: on like hosts, if the study says nothing of them.
+
+    A rule set of another framework knows nothing of how this one divides layers.
+    """
+    is_own = keys.rules in (None, runtime.rule_set)
+    return keys.assignment is None and not cluster.is_mixed and "layers" in runtime.uneven and is_own
+
+
+def build_options(keys: SpaceKeys, uneven: tuple[str, ...], *, gainful_layers: bool = False) -> SpaceOptions:
     """Return the options of the search space, with values in ascending order."""
     allowed: list[tuple[str, tuple[int, ...]]] = []
     opened: list[str] = []
@@ -55,8 +65,9 @@ def build_options(keys: SpaceKeys, uneven: tuple[str, ...]) -> SpaceOptions:
         rule_set=keys.rules,
         without=tuple(keys.without),
         allowed=tuple(allowed),
-        opened=(*opened, "assignment") if uneven else tuple(opened),
+        opened=(*opened, "assignment") if uneven or gainful_layers else tuple(opened),
         uneven=uneven,
+        gainful_layers=gainful_layers,
         memory_headroom=headroom_of(keys),
     )
 
@@ -158,6 +169,13 @@ def check_possible_values(setting: Setting, options: SpaceOptions) -> None:
             raise ConfigError(
                 demand, key=f"space.{dimension}", value=list(wrong), nearest=f"valid: {', '.join(map(str, valid))}"
             )
+
+
+def with_told_layers(options: SpaceOptions, backend: AbstractBackend, parts: SubjectParts) -> SpaceOptions:
+    """Return the options without unequal layers that the study does not ask for, where trials cannot be told them."""
+    if parts.setting is None or parts.measured is not None or TrialAbility.LAYERS in backend.abilities:
+        return options
+    return replace(options.with_equal_layers(), equal_chunks=parts.setting.runtime.balances_stages)
 
 
 def runnable_options(

@@ -31,6 +31,7 @@ from tuner.study_file.space_options import (
     check_fixed_dimensions,
     check_possible_values,
     find_uneven,
+    has_gainful_layers,
     headroom_of,
 )
 from tuner.study_file.study_keys import JobKeys, OwnModelKeys, PlannerKeys, SpaceKeys, StudyKeys
@@ -105,7 +106,8 @@ def _choose_model(keys: StudyKeys, cluster: Cluster, base_dir: Path) -> Chosen:
     for device in cluster.devices:
         under("job", lambda device=device: device.peak_flop_per_s(job.precision))
     uneven = find_uneven(keys.space, cluster, runtime) if group is None else ()
-    options = build_options(keys.space, uneven)
+    gainful = group is None and has_gainful_layers(keys.space, cluster, runtime)
+    options = build_options(keys.space, uneven, gainful_layers=gainful)
     setting = setting_for(job, cluster, runtime, options)
     if group is not None and group.devices != cluster.num_devices:
         raise ConfigError(

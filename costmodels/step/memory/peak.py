@@ -87,6 +87,15 @@ class MemoryEstimate:
             capacity_bytes=self.capacity_bytes[index],
         )
 
+    def joined(self, other: MemoryEstimate) -> MemoryEstimate:
+        """Return these estimates and then those of `other`."""
+        parts = {part: np.concatenate([own, other.parts_bytes[part]]) for part, own in self.parts_bytes.items()}
+        return MemoryEstimate(
+            peak_bytes=np.concatenate([self.peak_bytes, other.peak_bytes]),
+            parts_bytes=parts,
+            capacity_bytes=np.concatenate([self.capacity_bytes, other.capacity_bytes]),
+        )
+
     def peak_as(self, meaning: MemoryMeaning) -> FloatArray:
         """Return the peak in a source's meaning [bytes], [n].
 

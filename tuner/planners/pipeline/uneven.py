@@ -25,6 +25,7 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment
 from costmodels.step.memory.peak import estimate_memory
+from costmodels.step.pipeline.schedules import chunk_of_layer
 from costmodels.step.pipeline.stage_tables import StageTables, stage_tables
 from costmodels.step.replicas import ReplicaKind, replica_kinds
 from costmodels.step.step_time import estimate_step
@@ -83,6 +84,28 @@ def plan_uneven_work(setting: Setting, grid: ConfigGrid, parts: Sequence[str], *
     return ConfigGrid.from_configs(
         [variants[number].config(position) for position, number in enumerate(chosen.tolist())], grid.opened
     )
+
+
+def plan_layers(setting: Setting, grid: ConfigGrid, *, memory_headroom: float) -> tuple[ConfigGrid, FloatArray]:
+    """Return every configuration with its layers cut for the stages [n], and its predicted step time [s], [n].
+
+    A cut that is the framework's own is no plan: the configuration then stays as it is.
+
+    Args:
+        setting: Job, runtime, and a cluster of like hosts.
+        grid: Configurations with even work [n].
+        memory_headroom: Fraction of the memory that must stay free.
+    """
+    even = [grid.config(position) for position in range(len(grid))]
+    cut = _with_layers(setting, even, False, memory_headroom)
+    model, runtime = setting.job.model, setting.runtime
+    for at, config in enumerate(cut):
+        chunks = chunk_of_layer(model, runtime, config.pp, config.vpp)
+        own = np.bincount(chunks, minlength=config.pp * config.vpp)
+        if config.assignment.layers == tuple(own.tolist()):
+            cut[at] = even[at]
+    found = ConfigGrid.from_configs(cut, grid.opened)
+    return found, _predict_s(setting, found, memory_headroom)
 
 
 def refine_stages(setting: Setting, grid: ConfigGrid, parts: Sequence[str], *, memory_headroom: float) -> ConfigGrid:
