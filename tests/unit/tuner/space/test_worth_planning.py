@@ -20,7 +20,7 @@ def test_few_configurations_are_all_planned():
     setting = setting_for(job_of(batch=64), MIXED)
     grid, _ = enumerate_space(setting, SpaceOptions())
 
-    assert worth_planning(setting, grid, len(grid)).tolist() == list(range(len(grid)))
+    assert worth_planning(setting, grid, len(grid), memory_headroom=0.08).tolist() == list(range(len(grid)))
 
 
 def test_both_orders_choose():
@@ -30,9 +30,11 @@ def test_both_orders_choose():
         grid, _ = enumerate_space(setting, SpaceOptions())
         even_s, balanced = estimate_step(setting, grid).step_time_s, balanced_s(setting, grid)
 
-        chosen = worth_planning(setting, grid, 20)
+        chosen = worth_planning(setting, grid, 20, memory_headroom=0.08)
         assert len(set(chosen.tolist())) == len(chosen) <= (30 if cluster is MIXED else 20)
-        assert set(np.argsort(even_s)[:20].tolist()) <= set(chosen.tolist())
+        # on unlike hosts what does not fit may fit when it is uneven
+        counts = cluster is MIXED or estimate_memory(setting, grid).fits(0.08)
+        assert set(np.argsort(np.where(counts, even_s, np.inf))[:20].tolist()) <= set(chosen.tolist())
         if cluster is MIXED:
             fits = estimate_memory(setting, grid).needed_bytes <= find_cluster("dgx-h100").memory_bytes
             of_stages = np.argsort(np.where((grid.pp > 1) & fits, balanced, np.inf))

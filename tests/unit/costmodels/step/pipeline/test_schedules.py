@@ -50,6 +50,35 @@ def test_even_splits_and_their_no_op_layers():
     assert assign_layers(qwen, MEGATRON, 4, 1).dense.tolist() == [7, 7, 7, 7]
 
 
+@pytest.mark.parametrize(
+    ("num_layers", "pp", "vpp", "held"),
+    [
+        # Megatron-Bridge's recipes of Llama 3.1 405B and Qwen3 235B account for the embedding and the loss as layers
+        (126, 8, 8, [1, *[2] * 62, 1]),
+        (126, 16, 8, [0, *[1] * 126, 0]),
+        (94, 8, 4, [2, *[3] * 30, 2]),
+        (95, 8, 12, [*[1] * 95, 0]),
+    ],
+)
+def test_unequal_chunks_are_lighter_at_the_ends(num_layers, pp, vpp, held):
+    """In Megatron-LM's layouts the first and the last chunk get fewer layers, for the embedding and the loss."""
+    model = replace(find_model("llama3-405b"), num_layers=num_layers)
+
+    assert assign_layers(model, MEGATRON, pp, vpp, by_chunk=True).dense.tolist() == held
+
+
+@given(st.integers(2, 130), st.integers(2, 16), st.integers(2, 20))
+def test_unequal_chunks_make_equal_stages(num_layers, pp, vpp):
+    """No stage has two layers more than another, and no chunk is empty while layers suffice."""
+    model = replace(find_model("llama3-405b"), num_layers=max(num_layers, pp * vpp))
+    chunks = assign_layers(model, MEGATRON, pp, vpp, by_chunk=True).dense
+
+    assert chunks.sum() == model.num_layers
+    assert chunks.min() >= 1
+    assert np.ptp(chunks.reshape(vpp, pp).sum(axis=0)) <= 1
+    assert (assign_layers(model, MEGATRON, pp, vpp).dense == chunks.reshape(vpp, pp).sum(axis=0)).all()
+
+
 def test_chunks_are_dealt_around_the_stages():
     """Interleaved, chunk c stands on stage c % pp (Narayanan et al. 2021, section 2.2)."""
     model = replace(find_model("deepseek-v3"), num_layers=12, num_dense_layers=3)
