@@ -88,8 +88,8 @@ def over_chunks(of_stage: IntArray, vpp: int, ends: tuple[float, float] = (0.0, 
         others = [chunk for chunk in range(vpp) if own is None or chunk != own[0]]
         left = whole
         if own is not None:
+            share = min(int(np.floor((whole + own[1]) / vpp - own[1] + 0.5)), whole // vpp)
             # no other chunk of the stage stays empty for the one at the end
-            share = int(np.floor((whole + own[1]) / vpp - own[1] + 0.5))
             held[own[0], stage] = min(max(share, 0), max(whole - len(others), 0))
             left -= held[own[0], stage]
         each, more = divmod(left, len(others))

@@ -16,6 +16,7 @@ from costmodels.job.uneven_work import Assignment
 from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tuner.export import EXPORTERS, find_exporter
+from tuner.export.megatron import layout_of
 from tuner.space.enumeration import SpaceOptions, setting_for
 
 
@@ -209,6 +210,39 @@ def test_a_layout_holds_every_layer_once():
         unrolled = re.sub(r"t\*(\d+)", lambda match: "t" * int(match[1]), layout)
         assert unrolled.count("t") == 28
         assert (unrolled[0], unrolled[-1]) == ("E", "L")
+
+
+@pytest.mark.parametrize(
+    ("layers", "modules", "layout"),
+    [
+        ((16, 16, 16, 13), 1, "Et*16|t*16|t*16|t*13mL"),
+        ((1, *[2] * 30, 0), 1, f"Et|{'t*2|' * 30}mL"),
+        ((3, *[2] * 29, 0, 0), 2, f"Et*3|{'t*2|' * 29}mm|L"),
+        ((0, *[1] * 61, 0, 0), 0, f"E|{'t|' * 61}|L"),
+    ],
+)
+def test_a_layout_has_prediction_modules_and_empty_ends(layers, modules, layout):
+    """Modules of multi-token prediction stand beside the loss, or alone before it; end parts may hold no layer."""
+    assert layout_of(layers, modules) == layout
+
+
+def test_a_layout_names_the_flag_that_it_agrees_with():
+    """The study's prediction modules are in the layout, whose note names the flag that must say as many."""
+    export = megatron(setting_of("deepseek-v3"), pp=4, dp=16, vpp=4)
+
+    assert flags_of(export.text)["--pipeline-model-parallel-layout"][0].endswith("mL")
+    assert any("--mtp-num-layers 1" in note for note in export.notes)
+
+
+def test_rounds_of_micro_batches_are_told_where_they_are_no_multiple_of_the_stages():
+    """Megatron-LM refuses a last round of fewer micro-batches than stages; its own rounds have as many as stages."""
+    flag = "--microbatch-group-size-per-virtual-pipeline-stage"
+    for batch, rounds in ((24, None), (26, ["7"]), (22, ["6"])):
+        setting = setting_of()
+        setting = replace(setting, job=replace(setting.job, global_batch_size=batch))
+        flags = flags_of(megatron(setting, pp=4, vpp=2, tp=8, dp=2).text)
+
+        assert flags.get(flag) == rounds
 
 
 def test_a_profile_of_the_users_own_is_of_its_framework():

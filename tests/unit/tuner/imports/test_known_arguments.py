@@ -174,6 +174,39 @@ def test_mindspeeds_list_of_layers():
     assert (imported.layers, imported.degrees["vpp"]) == ((5, 6, 6, 7), 1)
 
 
+@pytest.mark.parametrize(
+    ("flags", "layers", "vpp"),
+    [
+        ("--num-virtual-stages-per-pipeline-rank 4 --account-for-embedding-in-pipeline-split", (2, *[3] * 7), 4),
+        ("--num-layers-per-virtual-pipeline-stage 3 --account-for-loss-in-pipeline-split", (*[3] * 7, 2), 4),
+        ("--account-for-loss-in-pipeline-split", (12, 11), 1),
+        ("--decoder-first-pipeline-num-layers 11", (11, 12), 1),
+        ("--decoder-last-pipeline-num-layers 5 --num-virtual-stages-per-pipeline-rank 1", (18, 5), 1),
+        ("--pipeline-model-parallel-layout 'E|(tt|)*10t|tt|L'", (0, *[2] * 10, 1, 2, 0), 7),
+        ("--pipeline-model-parallel-layout 'Et*12|t*11mL'", (12, 11), 1),
+    ],
+)
+def test_unequal_layers_of_megatron(flags, layers, vpp):
+    """The embedding and the loss may count as layers; ends may have layers of their own; a layout says all."""
+    imported = read(f"--num-layers 23 --pipeline-model-parallel-size 2 {flags}")
+
+    assert (imported.layers, imported.degrees["vpp"]) == (layers, vpp)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--account-for-loss-in-pipeline-split --num-virtual-stages-per-pipeline-rank 2", "divisible by the 4 virtual"),
+        ("--decoder-first-pipeline-num-layers 11 --num-virtual-stages-per-pipeline-rank 2", "share equally"),
+    ],
+)
+def test_unequal_layers_that_megatron_refuses_are_left_open(flags, told):
+    """Layers that the stages cannot share as the flags say are told with the rule that they break."""
+    imported = read(f"--num-layers 21 --pipeline-model-parallel-size 2 {flags}")
+
+    assert told in imported.open["vpp"]
+
+
 def test_experts_are_recomputed_by_their_own_flag():
     """--moe-layer-recompute adds the experts to selective recomputation."""
     imported = read("--num-experts 8 --moe-layer-recompute")

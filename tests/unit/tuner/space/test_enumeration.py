@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -297,6 +298,35 @@ def test_why_not_of_a_candidate_is_empty_and_of_everything_else_is_not():
     assert 0 < len(kept) < space.num_before_memory
 
 
+@pytest.mark.parametrize("rule_set", ["megatron", "mindspeed", "torchtitan"])
+@pytest.mark.parametrize("listed", [(), (("vpp", (1, 4, 5)),)])
+def test_what_is_listed_and_why_agree_on_unequal_chunks(rule_set, listed):
+    """A configuration is in the grid exactly if no rule speaks against it, whatever its number of chunks."""
+    setting, options = setting_of(rule_set, devices_per_host=4, batch=6, num_layers=11)
+    options = replace(options, allowed=listed)
+    grid, _ = enumerate_space(setting, options)
+    kept = {(c.pp, c.tp, c.dp, c.vpp, c.mbs) for c in map(grid.config, range(len(grid))) if c.cp == c.up == 1}
+    zero = {"zero_stage": setting.job.zero_stage}
+
+    for pp, tp, dp in ((1, 1, 4), (2, 1, 2), (2, 2, 1), (4, 1, 1)):
+        for vpp, mbs in itertools.product(range(1, 15), (1, 2, 3, 6)):
+            config = ParallelConfig(pp=pp, tp=tp, dp=dp, vpp=vpp, mbs=mbs, **zero)
+            assert ((pp, tp, dp, vpp, mbs) in kept) == (not broken_rules(setting, options, config)), config
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "pp", "vpp"),
+    # Megatron-Bridge v0.2.0 docs/performance-summary.md: DeepSeek-V3, Llama 3.1 405B, Qwen3 235B, Kimi K2
+    [(61, 4, 4), (61, 8, 4), (61, 16, 2), (126, 8, 8), (126, 16, 8), (94, 8, 4), (94, 4, 12), (61, 16, 4)],
+)
+def test_published_chunks_of_unequal_length_are_candidates(num_layers, pp, vpp):
+    """Layers that the chunks of published recipes do not divide, or that leave the ends empty, are in the space."""
+    setting, options = setting_of("megatron", devices_per_host=pp, batch=64, num_layers=num_layers)
+
+    allowed = pp * vpp <= num_layers + 2
+    assert bool(broken_rules(setting, options, ParallelConfig(pp=pp, vpp=vpp))) == (not allowed)
+
+
 def certain(setting):
     """Return the setting with a profile that was fitted to peaks of the user's own cluster."""
     runtime = replace(setting.runtime, knows_cluster=True, knows_memory=True, memory_error=0.05)
@@ -350,7 +380,7 @@ def test_how_layers_are_cut_does_not_depend_on_the_profile():
 
     found = setting.predicted_by(other).runtime
 
-    kept = ("layer_split", "layer_padding", "layer_changes", "uneven")
+    kept = ("rule_set", "layer_split", "layer_padding", "layer_changes", "uneven")
     assert [getattr(found, name) for name in kept] == [getattr(setting.runtime, name) for name in kept]
     assert replace(found, **{name: getattr(other, name) for name in kept}) == other
     assert found.layer_split != other.layer_split

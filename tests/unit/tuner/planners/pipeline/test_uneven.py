@@ -19,7 +19,7 @@ from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import cluster_from_mapping, find_cluster
 from tests.support.settings.random_settings import grid_of, job_of
 from tuner.planners.engine.outcome import Known
-from tuner.planners.pipeline.stage_problem import best_stages
+from tuner.planners.pipeline.stage_problem import best_stages, over_chunks, within_chunks
 from tuner.planners.pipeline.uneven import (
     PARTS,
     cut_layers,
@@ -231,3 +231,27 @@ def test_a_proof_places_stages_on_the_hosts_that_it_names():
     assert [TWO_KINDS.devices[stage.kind].name for stage in outcome.best.solution.stages] == names
     assert best.assignment.layers == tuple(stage.num_layers for stage in outcome.best.solution.stages)
     assert outcome.best.cost == pytest.approx(step_s(job, grid_of(best))[0], rel=0.08)
+
+
+@given(st.lists(st.integers(0, 40), min_size=2, max_size=6), st.integers(1, 6), st.floats(0.0, 4.0))
+def test_chunks_hold_the_layers_of_their_stage(of_stage, vpp, head):
+    """All of them; the last chunk gives up what the head takes, and no other chunk of its stage stays empty."""
+    held = np.array(over_chunks(np.array(of_stage), vpp, (0.0, head))).reshape(vpp, -1)
+
+    assert held.sum(axis=0).tolist() == of_stage
+    assert held.min() >= 0
+    last = held[:, -1]
+    assert last[-1] == last.min()
+    if vpp > 1 and of_stage[-1] >= vpp - 1:
+        assert last[:-1].min() >= 1
+
+
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=6), st.integers(1, 6), st.data())
+def test_recomputed_layers_are_layers_of_their_chunk(of_stage, vpp, data):
+    """Each chunk recomputes its share of the stage's, and no more than it holds."""
+    again = [data.draw(st.integers(0, layers)) for layers in of_stage]
+    held = over_chunks(np.array(of_stage), vpp, (0.5, 1.5))
+    found = np.array(within_chunks(np.array(again), held)).reshape(vpp, -1)
+
+    assert found.sum(axis=0).tolist() == again
+    assert (found <= np.array(held).reshape(vpp, -1)).all()
