@@ -51,7 +51,7 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
     assert (job.precision, job.optimizer, job.recompute, job.zero_stage) == ("bf16", "adam", "none", 1)
     assert job.sequence_parallel is None
     options = config.problem.options
-    assert (options.rule_set, options.without, options.allowed, options.opened) == (None, (), (), ())
+    assert (options.rule_set, options.without, options.allowed, options.opened) == (None, (), (), ("assignment",))
     assert options.memory_headroom == 0.08
     search = config.search
     assert (search.draws, search.confidence, search.max_trials, search.max_minutes) == (100, 0.95, 40, None)
