@@ -191,7 +191,7 @@ _ALIKE: Mapping[str, str] = {
     "pipeline": f"{PP} --pipe-parallel-size {VPP} --num-layers-per-virtual-pipeline-stage {LAYOUT} --num-layer-list"
     " --decoder-first-pipeline-num-layers --decoder-last-pipeline-num-layers"
     " --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
-    " --microbatch-group-size-per-virtual-pipeline-stage",
+    f" {OF_ROUND}",
     "context": f"{COMM} {LEVELS} --context-parallel-algo --ulysses-degree-in-cp",
     "tensor": f"{TP} --model-parallel-size",
     "experts": f"{EP} --moe-expert-parallel-size --moe-tp-extend-ep",

@@ -106,7 +106,7 @@ class SpaceKeys(DocumentedModel):
     """Work that may be uneven: `layers` and `recomputed` layers of each virtual stage, `micro_batches` of each replica,
     the order of `hosts`, and `idle_hosts`: [hosts left out](unlike-devices.md#idle-hosts). `[]` keeps work even.
 
-    Default: on unlike hosts all kinds that the runtime supports, on like hosts none
+    Default: on unlike hosts all kinds that the runtime supports, on like hosts `layers` of the leaders where they gain
     """
 
 

@@ -51,7 +51,7 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
     assert (job.precision, job.optimizer, job.recompute, job.zero_stage) == ("bf16", "adam", "none", 1)
     assert job.sequence_parallel is None
     options = config.problem.options
-    assert (options.rule_set, options.without, options.allowed, options.opened) == (None, (), (), ())
+    assert (options.rule_set, options.without, options.allowed, options.opened) == (None, (), (), ("assignment",))
     assert options.memory_headroom == 0.08
     search = config.search
     assert (search.draws, search.confidence, search.max_trials, search.max_minutes) == (100, 0.95, 40, None)
@@ -151,7 +151,7 @@ def test_opened_and_tightened_dimensions(tmp_path):
     options = load_study(write(tmp_path, text)).problem.options
 
     assert dict(options.allowed) == {"tp": (1, 4), "recompute": (0, 2), "sequence_parallel": (1,)}
-    assert options.opened == ("recompute", "sequence_parallel")
+    assert options.opened == ("recompute", "sequence_parallel", "assignment")
 
 
 def test_free_memory_has_one_key_and_the_old_one_still_counts(tmp_path, good_study):
@@ -177,7 +177,7 @@ def test_degrees_of_the_experts_and_of_sharding_are_fixed_or_opened(tmp_path):
 
     assert (fixed.problem.subject.defaults["expert_tp"], fixed.problem.subject.defaults["dp_shard"]) == (1, 2)
     assert fixed.problem.setting.job.recompute_modules == ("mlp", "layernorm")
-    assert opened.problem.options.opened == ("expert_tp", "dp_shard")
+    assert opened.problem.options.opened == ("expert_tp", "dp_shard", "assignment")
     assert dict(opened.problem.options.allowed) == {"expert_tp": (0, 1), "dp_shard": (0, 2)}
 
 
