@@ -2,10 +2,10 @@
 
     python -m benchmarks.judges.launchable_layouts [--count 500] [--target megatron,torchtitan] [--seed 0] [--json]
 
-For each framework `--count` layouts around the edges of its rules are drawn (benchmarks/support/oracles/draws.py): small
-models on a few devices, and layouts that break none of the rules or one. The framework's own code is asked, on this
-machine's CPU: its parser and validation, its process groups, its model and its schedule, as ranks of a world that does
-not exist. The modules beside the draws say which parts are real. `make frameworks` installs the pinned versions.
+For each framework `--count` layouts around the edges of its rules are drawn (benchmarks/support/oracles/draws.py):
+small models on a few devices, and layouts that break none of the rules or one. The framework's own code is asked, on
+this machine's CPU: its parser and validation, its process groups, its model and its schedule, as ranks of a world that
+does not exist. The modules beside the draws say which parts are real. `make frameworks` installs the pinned versions.
 
 Columns: both counts layouts that the rules offer and the framework runs; neither those that both refuse. lost counts
 layouts that the framework runs and the rules refuse; known are those of them with a stated reason (registry.py beside

@@ -158,8 +158,8 @@ class RuntimeProfile:
         recompute_modes: Recompute modes that the framework offers.
         selective_products: Whether selective recomputation keeps attention and every second product of a layer, and
             repeats all else; otherwise it repeats the job's modules.
-        whole_experts: Whether experts that are dealt out over ranks are never cut by tp, so that a job that leaves their
-            tensor degree open has 1.
+        whole_experts: Whether experts that are dealt out over ranks are never cut by tp, so that a job that leaves
+            their tensor degree open has 1.
         offload_modes: Kinds of states that the framework can keep and update on the host.
         zero_stages: ZeRO stages that the framework offers.
         sequence_parallel: Whether norms are split over tp where the job leaves it open.

@@ -28,6 +28,9 @@ from tuner.export.parts import (
 )
 from tuner.export.sequences import script_notes
 
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""Variable that must be 1 beside asynchronous communication (parallel/utils.py)."""
+
 VERSIONS = "nanotron 0.4, and its repository for the keys that a note names; checked with 0.4"
 """Versions of the framework that take the file."""
 
@@ -39,13 +42,14 @@ def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:
     """Return three sections of the file. Its other sections do not depend on the configuration."""
     job = setting.job
     scatters = config.sequence_parallel and config.tp > 1
+    waits = scatters and setting.runtime.overlaps_tensor
     parallelism: dict[str, Any] = {
         "dp": config.dp,
         "pp": config.pp,
         "tp": config.tp,
         "pp_engine": "1f1b",
         "tp_mode": "REDUCE_SCATTER" if scatters else "ALL_REDUCE",
-        "tp_linear_async_communication": scatters and setting.runtime.overlaps_tensor,
+        "tp_linear_async_communication": waits,
         "expert_parallel_size": 1,
     }
     if config.recompute == "full":
@@ -63,6 +67,7 @@ def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:
     }
     notes = (
         *_notes(setting, config),
+        *((f"environment: set {CONNECTIONS}=1 for tp_linear_async_communication",) if waits else ()),
         *describe_uneven_work(setting, config, framework="nanotron", recomputed="recomputes all layers or none").notes,
         *script_notes(setting, "nanotron"),
         *closing_notes(setting, config, "nanotron", rule_sets=("nanotron",), named=NAMED),
@@ -71,7 +76,7 @@ def export_nanotron(setting: Setting, config: ParallelConfig) -> Export:
     text = "\n".join(
         [*format_comments((str(config), f"Versions: {VERSIONS}", *notes)), yaml.safe_dump(content, sort_keys=False)]
     )
-    return Export(target="nanotron", text=text, notes=notes)
+    return Export(target="nanotron", text=text, notes=notes, environment=((CONNECTIONS, "1"),) if waits else ())
 
 
 def _notes(setting: Setting, config: ParallelConfig) -> list[str]:

@@ -104,7 +104,7 @@ def _own_shards(c: Columns) -> IntArray:
 
 
 def _cuts_experts_evenly(s: Setting, c: Columns) -> Keep:
-    # FSDP cuts dimension 1 of the experts' weights, their inner or the hidden size, where it has more ranks than experts
+    # where FSDP has more ranks than experts, it cuts dimension 1 of their weights, their inner or the hidden size
     model, shards = s.job.model, _own_shards(c)
     copies = np.maximum(c["dp"] // shards, 1)
     is_dealt = c["ep"] > 1
@@ -480,8 +480,8 @@ RULES: dict[str, Rule] = {
             needs=("tp", "dp", "cp", "ep", "zero_stage", "dp_shard"),
             keep=lambda s, c: ((c["tp"] * c["cp"] * _own_shards(c)) % c["ep"] == 0) | (not s.job.model.is_moe),
             reason=lambda _: (
-                "ep must divide dp_shard*cp*tp, the ranks of one copy of the states (dp_shard is dp where it is 0, and 1 "
-                "for ZeRO stage 0)"
+                "ep must divide dp_shard*cp*tp, the ranks of one copy of the states (dp_shard is dp where it is 0, and "
+                "1 for ZeRO stage 0)"
             ),
         ),
         Rule(
@@ -490,9 +490,9 @@ RULES: dict[str, Rule] = {
             needs=("tp", "dp", "cp", "ep", "zero_stage", "dp_shard"),
             keep=_cuts_experts_evenly,
             reason=lambda s: (
-                f"more ranks than the {s.job.model.num_experts} experts cut each expert: their number, dp_shard*cp*tp/ep "
-                f"(dp_shard*cp without ep), must divide the experts' inner size {s.job.model.expert_ffn_size} (its tp-th "
-                f"part without ep) and the hidden size {s.job.model.hidden_size}"
+                f"where ranks outnumber the {s.job.model.num_experts} experts, dp_shard*cp*tp/ep of them (dp_shard*cp "
+                f"without ep) must divide the experts' inner size {s.job.model.expert_ffn_size} (its tp-th part "
+                f"without ep) and the hidden size {s.job.model.hidden_size}"
             ),
         ),
         Rule(

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 LIMIT_S = 300
@@ -93,7 +94,7 @@ def refusal(question: Callable[[], object]) -> str | None:
     except (Exception, SystemExit) as error:  # noqa: BLE001 # whatever a framework raises is its answer
         last = traceback.extract_tb(error.__traceback__)[-1]
         first = str(error).strip().partition("\n")[0]
-        return f"{type(error).__name__}: {first or last.line} ({os.path.basename(last.filename)}:{last.lineno})"
+        return f"{type(error).__name__}: {first or last.line} ({Path(last.filename).name}:{last.lineno})"
     return None
 
 
@@ -105,7 +106,7 @@ def name_rank(world: int, rank: int) -> None:
 
 def join(world: int, rank: int) -> None:
     """Make this process a rank of a world that does not exist: its process groups send nothing."""
-    import torch  # noqa: PLC0415 # most processes need no torch
+    import torch  # most processes need no torch
 
     name_rank(world, rank)
     torch.distributed.init_process_group("fake", rank=rank, world_size=world)

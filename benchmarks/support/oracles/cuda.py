@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch._dynamo
 import triton
 from torch.overrides import TorchFunctionMode
 
@@ -50,8 +49,8 @@ class _Anything:
 
 
 def install(gpus: int = 8) -> None:
-    """Make `torch.cuda` of this process answer for so many devices."""
-    torch._dynamo.config.disable = True  # no kernel is compiled
+    """Make `torch.cuda` of this process answer for so many devices; frameworks are imported after it."""
+    torch.compile = lambda model=None, *_, **__: model or (lambda function: function)  # type: ignore[assignment]
     triton.runtime.driver.set_active(SimpleNamespace(get_benchmarker=lambda: None, get_current_target=lambda: None))
     properties = SimpleNamespace(major=9, minor=0, name="H100", total_memory=80 << 30, multi_processor_count=132)
     answers: dict[str, Any] = {

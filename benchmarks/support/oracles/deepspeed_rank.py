@@ -1,9 +1,9 @@
 """DeepSpeed as an oracle: its engine, built around a small model of its own layers, decides whether a layout runs.
 
-DeepSpeed runs the programs of others, whose models have rules of their own: heads, widths, vocabularies and sequences are
-those of Megatron-DeepSpeed or GPT-NeoX, and are drawn so that they divide. What DeepSpeed itself decides is asked: its
-configuration file as our exporter writes it, the topology of a pipeline, the groups of experts, and the engine that
-`deepspeed.initialize` makes.
+DeepSpeed runs the programs of others, whose models have rules of their own: heads, widths, vocabularies and sequences
+are those of GPT-NeoX, and are drawn so that they divide. What DeepSpeed itself decides is asked: its configuration file
+as our exporter writes it, the topology of a pipeline, the groups of experts, and the engine that `deepspeed.initialize`
+makes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Layouts around the edges of a framework's rules: small models on few devices, that break none of the rules or one.
 
-A layout that breaks many rules at once tells nothing of any of them. So each draw looks at a few random layouts and takes
-the rarest kind so far: the rule that it breaks, or, of those that break none, the degrees that it uses. Every tenth is
-taken as it comes, so that layouts which break several rules are asked about too.
+A layout that breaks many rules at once tells nothing of any of them. So each draw looks at a few random layouts and
+takes the rarest kind so far: the rule that it breaks, or, of those that break none, the degrees that it uses. Every
+tenth is taken as it comes, so that layouts which break several rules are asked about too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hardware.cluster_file import find_cluster
 from tuner.space.dimensions import divisors
 from tuner.space.enumeration import SpaceOptions, broken_rules, enumerate_space
 
-LOOKED_AT = 12
+LOOKED_AT = 30
 """Random layouts of which the rarest kind is taken."""
 
 DEVICES = (2, 4, 6, 8, 12, 16, 24, 32)

@@ -1,9 +1,10 @@
-"""Megatron-LM as an oracle: its parser, its process groups, its model and its schedule decide whether a layout runs.
+"""Megatron-LM as an oracle: its parser, process groups, model and schedule decide whether a layout runs.
 
 The flags are those of our exporter beside those of the model. Each rank that is asked parses and validates them, makes
-the groups, builds its chunks of the model, and calls the schedule, whose first step sends a micro-batch through the real
-embedding and the real projections until it reaches attention. Only what Transformer Engine would do stands in: norms
-have no condition, and attention checks what its context parallelism asserts.
+the groups, builds its chunks of the model, and calls the schedule, whose first step sends a micro-batch through the
+real embedding and the real projections, past attention, to the MLP or to the sending of tokens to experts. Only what
+Transformer Engine would do stands in: norms have no condition, and attention checks what its context parallelism
+asserts.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def megatron_oracle() -> Any:
         ImportError: megatron-core is not installed.
     """
     warnings.simplefilter("ignore")
-    parser = MegatronParser(transformer_engine="2.12.0")
     cuda.install()
+    parser = MegatronParser(transformer_engine="2.12.0")
     _stand_ins()
 
     def answer(setting: Setting, config: ParallelConfig) -> str | None:
@@ -129,9 +130,10 @@ def _stand_ins() -> None:
     from megatron.core.transformer import transformer_block
     from megatron.core.transformer.mlp import MLP
     from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+    from megatron.training.argument_utils import ArgumentGroupFactory
 
     class Norm(torch.nn.RMSNorm):
-        def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        def __init__(self, *, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
             super().__init__(hidden_size, eps)
 
     class Attention(torch.nn.Module):
@@ -158,6 +160,8 @@ def _stand_ins() -> None:
     transformer_block.LayerNormImpl = Norm
     gpt_layer_specs.LNImpl = Norm
     layers._grad_accum_fusion_available = True
+    # each parser would read the sources of all classes for the texts of its help
+    ArgumentGroupFactory._get_field_docstrings = lambda *_: {}
     MLP.forward = MoEAlltoAllTokenDispatcher.dispatch_preprocess = children.reach
     random._get_cuda_rng_state = lambda *_, **__: torch.zeros(16, dtype=torch.uint8)
     random._set_cuda_rng_state = lambda *_, **__: None

@@ -9,6 +9,7 @@ empty modules stand in for it. nanotron 0.4 imports itself in a circle, which is
 from __future__ import annotations
 
 import importlib.machinery
+import os
 import sys
 from types import ModuleType
 from typing import Any
@@ -80,8 +81,6 @@ def _empty(name: str) -> None:
 
 def _run(content: dict[str, Any], variables: dict[str, str | None], setting: Setting, rank: int) -> None:
     """Be one rank of a layout until its blocks are built and have passed a micro-batch to attention."""
-    import os
-
     import torch
     from nanotron.config import LlamaConfig, LRSchedulerArgs, OptimizerArgs, ParallelismArgs, TokensArgs
     from nanotron.helpers import init_optimizer_and_grad_accumulator

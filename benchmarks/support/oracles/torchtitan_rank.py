@@ -1,9 +1,10 @@
 """torchtitan as an oracle: its parser and its Trainer, built under its own fake backend, decide whether a layout runs.
 
-The flags are those of our exporter; the model is torchtitan's Qwen3, dense or with experts, in the drawn sizes. Each rank
-that is asked builds the whole Trainer: meshes, stages, FSDP's shards, the schedule and the optimizer. What only a GPU or
-a data set could give is left out. The backend is `partial_dtensor`: the default, `spmd_types`, needs a PyTorch that is
-newer than the newest release, and makes the same meshes of the same degrees.
+The flags are those of our exporter; the model is torchtitan's Qwen3, dense or with experts, in the drawn sizes. Each
+rank that is asked builds the whole Trainer: meshes, stages, FSDP's shards, the schedule and the optimizer; it deals a
+batch out to the ranks of the ring, and a few tokens to the experts. What only a GPU or a data set could give is left
+out. The backend is `partial_dtensor`: the default, `spmd_types`, needs a PyTorch that is newer than the pinned one, and
+makes the same meshes of the same degrees.
 """
 
 from __future__ import annotations

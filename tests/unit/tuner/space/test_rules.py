@@ -74,6 +74,8 @@ class Case:
         slots = slots_per_expert(self.length, top_k=model.top_k, num_experts=self.experts) if model.is_moe else 0
         self.token_chunks = math.gcd(self.length, slots) if slots else 0
         self.tied = model.tied_embeddings
+        self.projected = (self.heads + 2 * self.kv_heads) * model.head_dim
+        self.is_moe, self.inner, self.hidden = model.is_moe, model.expert_ffn_size, model.hidden_size
         self.ring_chunks = 2 * self.cp if self.cp > 1 else 1
 
     @property
@@ -101,19 +103,27 @@ def equal_parts(c):
 
 
 def nanotron(c):
-    """Equal parts without interleaving, a layer for each stage; experts over data parallel ranks."""
-    return equal_parts(c) and c.pp <= c.layers and c.vpp == 1 and c.dp % c.ep == 0
+    """Whole heads, pipelines whose micro-batches nearly fill them, and nothing but pp, tp and dp."""
+    obeys = c.kv_heads % c.tp == 0 and c.mlp_divides and c.pp <= c.layers and c.micro_batches >= c.pp - 1
+    return obeys and (c.cp, c.up, c.vpp, c.ep) == (1, 1, 1, 1)
+
+
+def equal_heads(c):
+    """Heads, their projection and the MLP divide; each rank of cp*up gets two chunks of the sequence."""
+    obeys = c.heads % (c.tp * c.up) == 0 and c.kv_heads_divide_or_repeat and c.mlp_divides
+    ranks = c.cp * c.up
+    return obeys and c.projected % c.tp == 0 and (ranks == 1 or c.length % (2 * ranks) == 0)
 
 
 def mindspeed(c):
     """Equal parts and whole rounds of micro-batches, a layer in each chunk; experts over a whole stage."""
-    obeys = equal_parts(c) and c.pp * c.vpp <= c.layers and c.replicas % c.ep == 0
+    obeys = equal_heads(c) and c.pp * c.vpp <= c.layers and c.replicas % c.ep == 0
     return obeys and (c.vpp == 1 or (c.pp > 1 and c.micro_batches % c.pp == 0))
 
 
 def megatron(c):
     """As above, with key-value heads for Ulysses too, first and last chunks without layers, and rounds of any size."""
-    obeys = equal_parts(c) and c.replicas % c.ep == 0 and max(c.kv_heads // c.tp, 1) % c.up == 0
+    obeys = equal_heads(c) and c.replicas % c.ep == 0 and max(c.kv_heads // c.tp, 1) % c.up == 0
     return obeys and c.pp * c.vpp <= c.layers + 2 and (c.vpp == 1 or (c.pp > 1 and c.micro_batches >= c.pp))
 
 
@@ -145,9 +155,11 @@ def paddle(c):
 
 
 def torchtitan(c):
-    """Any split with a layer in each chunk but of tied embeddings; the sequence always divides by tp and 2 cp."""
-    obeys = c.kv_heads % c.tp == 0 and c.mlp_divides and c.up == 1 and c.length % (2 * c.tp * c.cp) == 0
-    obeys = obeys and c.pp * c.vpp <= c.layers and c.replicas % c.ep == 0 and (c.pp == 1 or not c.tied)
+    """Any split with a layer in each chunk but of tied embeddings; masks of whole blocks for each rank of the ring."""
+    obeys = c.kv_heads % c.tp == 0 and c.mlp_divides and c.up == 1 and (c.cp == 1 or c.length % (128 * c.cp) == 0)
+    obeys = obeys and c.pp * c.vpp <= c.layers and (c.pp == 1 or not c.tied)
+    # experts whose ranks are those of dp, cp and tp are never cut by tp
+    obeys = obeys and (not c.is_moe or c.ep == 1 or c.tp == 1)
     if c.vpp == 1:
         return obeys and c.micro_batches >= c.pp
     rounds = c.micro_batches // c.pp or 1
@@ -213,11 +225,27 @@ ORACLES = (
     *(mindformers, mindspeed, nanotron, paddle, torch_planned, torch_reference, torchtitan),
 )
 FRAMEWORKS = {one.__name__.replace("_", "-"): one for one in ORACLES} | {"megatron-2022": megatron_2021}
-SPLITS_THE_SEQUENCE_OVER_TP = ("gpt-neox", "internevo", "megatron-2022", "mindformers", "paddle")
+SPLITS_THE_SEQUENCE_OVER_TP = ("gpt-neox", "internevo", "megatron-2022", "mindformers", "nanotron", "paddle")
+SPLITS_WHAT_RANKS_HOLD = ("megatron", "mindspeed")
 NO_ZERO_BESIDE_A_PIPELINE = ("gpt-neox", "paddle")
 EXPERTS_WANT_A_SPLIT_SEQUENCE = ("megatron", "mindspeed", "torch-reference")
 CHUNKS_MAY_BE_UNEQUAL = ("megatron", "mindformers", "mindspeed", "torch-reference", "torchtitan")
 NO_SEQUENCE_PARALLELISM = ("megatron-2021", "megatron-deepspeed")
+
+
+def torchtitan_deals_experts(case, stage):
+    """Whether ep divides the ranks of one copy, and experts that are cut are cut into equal parts."""
+    shards = case.dp if stage else 1
+    inside = case.tp * case.cp * shards
+    if not case.is_moe:
+        return True
+    if inside % case.ep:
+        return False
+    if case.ep > 1:
+        parts, inner, ranks = inside // case.ep, case.inner, inside
+    else:
+        parts, inner, ranks = shards * case.cp, case.inner // case.tp, case.dp * case.cp
+    return ranks <= case.experts or (inner % parts == 0 and case.hidden % parts == 0)
 
 
 def further_that_obey(rule_set, setting, opened, case):
@@ -236,6 +264,14 @@ def further_that_obey(rule_set, setting, opened, case):
         if split and rule_set in NO_SEQUENCE_PARALLELISM:
             continue
         if split and rule_set in SPLITS_THE_SEQUENCE_OVER_TP and case.length % case.tp:
+            continue
+        if split and rule_set in SPLITS_WHAT_RANKS_HOLD and case.length % (case.tp * case.cp * case.up):
+            continue
+        if rule_set == "torchtitan" and case.length % ((case.tp if split else 1) * case.ring_chunks):
+            continue
+        if rule_set == "torchtitan" and not torchtitan_deals_experts(case, stage):
+            continue
+        if stage == 3 and rule_set == "gpt-neox" and case.is_moe:
             continue
         if stage > 1 and case.pp > 1 and rule_set in NO_ZERO_BESIDE_A_PIPELINE:
             continue
