@@ -139,7 +139,7 @@ def export_renamed(program: Program, setting: Setting, config: ParallelConfig) -
     kept = (f"precision: {program.title} keeps its own number format; the study has {precision}",)
     return export_flags(
         program.target,
-        [Part(flags=tuple(settings), notes=(*notes, *told, *program.notes, *kept))],
+        [Part(flags=tuple(settings), notes=(*kept, *program.notes, *told, *notes))],
         array=f"{program.target.upper().replace('-', '_')}_SETTINGS",
         head=(*head_comments(config), f"Versions: {program.versions}"),
         usage=program.usage,
