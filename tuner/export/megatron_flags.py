@@ -194,6 +194,7 @@ _ALIKE: Mapping[str, str] = {
     f" {OF_ROUND}",
     "context": f"{COMM} {LEVELS} --context-parallel-algo --ulysses-degree-in-cp",
     "tensor": f"{TP} --model-parallel-size",
+    "sequence": "--sequence-parallel --tp-comm-overlap --tp-comm-overlap-cfg",
     "experts": f"{EP} --moe-expert-parallel-size --moe-tp-extend-ep",
     "micro-batch": f"{MICRO} --batch-size",
     "sharding": "--use-megatron-fsdp --use-custom-fsdp --use-torch-fsdp2",

@@ -38,7 +38,7 @@ class Framework:
 _STAGE = (
     "the cost model prices stages of at least one layer; a stage with the embedding or the head alone pays no layer"
 )
-_UNEVEN = "chunks of unequal layers are written as a layout, which is an assignment and no layout of degrees"
+_SEARCHED = "a rule of the search, not of the framework: the same layers in more chunks only send more"
 
 FRAMEWORKS: dict[str, Framework] = {
     "deepspeed": Framework(
@@ -55,7 +55,7 @@ FRAMEWORKS: dict[str, Framework] = {
         module="megatron.core",
         make=megatron_oracle,
         edges=Edges(runtimes=("megatron-core",)),
-        known={"pp_layers": _STAGE, "layers_or_layout": _UNEVEN},
+        known={"vpp_shortens": _SEARCHED},
     ),
     "nanotron": Framework(
         module="nanotron",
@@ -67,7 +67,7 @@ FRAMEWORKS: dict[str, Framework] = {
         module="torchtitan",
         make=torchtitan_oracle,
         edges=Edges(runtimes=("torchtitan",), lengths=(*LENGTHS, 256, 384, 512, 768)),
-        known={"chunks_filled": _STAGE},
+        known={"chunks_filled": _STAGE, "vpp_shortens": _SEARCHED},
     ),
 }
 """Frameworks by name."""

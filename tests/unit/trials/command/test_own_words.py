@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from trials.command.own_words import exchange_words, segments_of
 from trials.framework_flags import WordRules
+from tuner.export.megatron_flags import GROUPS
 
 RULES = WordRules(
     groups={"--pp": "pipeline", "--layout": "pipeline", "--per-stage": "pipeline"},
@@ -76,3 +77,12 @@ def test_variables_of_mpirun_belong_to_its_flag():
         ("python", "train.py"),
         ("model.a=1",),
     ]
+
+
+def test_overlap_of_tensor_parallelism_goes_with_sequence_parallelism():
+    """Megatron-LM asserts that `--tp-comm-overlap` has `--sequence-parallel` beside it."""
+    words = ["--tp-comm-overlap", "--sequence-parallel", "--bf16"]
+    rules = WordRules(groups=GROUPS)
+
+    assert exchange_words(words, ["--sequence-parallel"], [], rules) == ["--bf16"]
+    assert exchange_words(words, ["--sequence-parallel"], ["--sequence-parallel"], rules) == words

@@ -284,7 +284,7 @@ def test_all_that_is_missing_is_asked_for_at_once(meshtune, tmp_path):
     """One message names every option that would fill what the file leaves open."""
     done = init(meshtune, tmp_path, "--tensor-model-parallel-size 2 --num-layers 4 --hidden-size 64", cluster=())
 
-    options = ("--cluster WHICH", "--hosts N", "--vocab-size N", "--model NAME", "--sequence-length N", "--mbs N")
+    options = ("--cluster WHICH", "--hosts N", "--model NAME", "--sequence-length N", "--mbs N")
     assert_users_mistake(done, *options)
 
 
