@@ -150,7 +150,7 @@ def _settings(program: str, script: str, *seeds: str) -> Target:
         files[-1].write_bytes(data)
         imported = read_several(program, files)
         added = Added(cluster="dgx-h100", model="llama3-8b", answers=SETTLED)
-        _load(new_study(imported, added, file=files[0], folder=folder), folder)
+        _load(new_study(imported, added, file=files[0], out=folder / "study.yaml"), folder)
 
     name = f"init: {program}{', with a file' if script else ''}"
     return Target(name=name, read=read, mutation=of_lines, seeds=lambda: tuple(map(str.encode, seeds)))

@@ -34,6 +34,7 @@ class StageTables:
         time_s: Time of one micro-batch, forward and backward [s], [p, L + 1, k].
         again_s: Time of one micro-batch if all of the stage's layers are recomputed in full [s], [p, L + 1, k].
         needed_bytes: Memory that the stage needs of its devices [bytes], [p, L + 1, k].
+        first_bytes: Memory that it needs if one of its layers is recomputed in full [bytes], [p, L + 1, k].
         again_bytes: Memory that it needs if all of its layers are recomputed in full [bytes], [p, L + 1, k].
         capacity_bytes: Memory of the smallest device of each stage [bytes], [p].
     """
@@ -41,6 +42,7 @@ class StageTables:
     time_s: FloatArray
     again_s: FloatArray
     needed_bytes: FloatArray
+    first_bytes: FloatArray
     again_bytes: FloatArray
     capacity_bytes: FloatArray
 
@@ -57,14 +59,15 @@ def stage_tables(setting: Setting, grid: ConfigGrid, has_device: NDArray[np.bool
     has_device = stage_devices(setting.cluster, int(grid.pp[0])) if has_device is None else has_device
     stages = _every_stage(setting.job, has_device)
     times_s, needed = stage_figures(setting, grid, stages)
-    shape = (2, len(has_device), num_layers + 1, len(grid))
-    time_s, again_s = times_s.reshape(shape)
-    needed_bytes, again_bytes = needed.reshape(shape)
+    shape = (3, len(has_device), num_layers + 1, len(grid))
+    time_s, _, again_s = times_s.reshape(shape)
+    needed_bytes, first_bytes, again_bytes = needed.reshape(shape)
     smallest = stages.smallest([float(device.memory_bytes) for device in setting.cluster.devices])
     return StageTables(
         time_s=time_s,
         again_s=again_s,
         needed_bytes=needed_bytes,
+        first_bytes=first_bytes,
         again_bytes=again_bytes,
         capacity_bytes=smallest.reshape(shape[:3])[0, :, 0],
     )
@@ -99,7 +102,7 @@ def stage_figures(setting: Setting, grid: ConfigGrid, stages: StageKinds) -> tup
 
 
 def _every_stage(job: TrainingJob, has_device: NDArray[np.bool_]) -> StageKinds:
-    """Return every stage with every number of layers, plain and with all layers recomputed [2 * pp * (L + 1)]."""
+    """Return every stage with every number of layers, of which none, one or all are recomputed [3 * pp * (L + 1)]."""
     model, pp = job.model, len(has_device)
     moe = model.num_moe_layers / model.num_layers
     one_layer = {Block.ATTENTION: 1.0, Block.DENSE_MLP: 1.0 - moe, Block.MOE_MLP: moe}
@@ -110,8 +113,9 @@ def _every_stage(job: TrainingJob, has_device: NDArray[np.bool_]) -> StageKinds:
     layers = blocks.copy()
     blocks[0, :, BLOCKS.index(Block.EMBEDDING)] = 1.0
     blocks[-1, :, BLOCKS.index(Block.HEAD)] = 1.0
-    # Rows: first all plain stages, then the same stages with all layers recomputed.
-    both = np.stack([blocks, blocks]).reshape(-1, len(BLOCKS))
-    again = np.stack([np.zeros_like(layers), layers]).reshape(-1, len(BLOCKS))
-    stage = np.tile(np.repeat(np.arange(pp), len(numbers)), 2)
-    return alternatives(both, again, has_device[stage], stage)
+    # Rows: first all plain stages, then the same stages with one layer recomputed, then with all.
+    each = np.tile(blocks.reshape(-1, len(BLOCKS)), (3, 1))
+    first = np.minimum(layers, mean)
+    again = np.stack([np.zeros_like(layers), first, layers]).reshape(-1, len(BLOCKS))
+    stage = np.tile(np.repeat(np.arange(pp), len(numbers)), 3)
+    return alternatives(each, again, has_device[stage], stage)

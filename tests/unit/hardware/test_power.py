@@ -4,7 +4,10 @@ from hardware.cluster_file import find_cluster
 from hardware.device import device_names, find_device, power_limit_w
 from hardware.power import cluster_power_w, idle_power_w
 
-UNKNOWN = {"Ascend-A3", "Trainium1-core", "Trainium2-core", "TPU-v5e", "TPU-v5p", "TPU-v6e", "TPU-v7-core"}
+UNKNOWN = {
+    *("Ascend-950DT", "Ascend-950PR", "Ascend-A3", "Trainium1-core", "Trainium2-core", "TPU-v5e", "TPU-v5p"),
+    *("TPU-v6e", "TPU-v7-core", "VR200"),
+}
 """Devices of which no public figure was found."""
 
 

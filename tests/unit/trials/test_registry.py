@@ -54,7 +54,7 @@ def test_a_replay_restricts_the_candidates_and_a_simulation_does_not():
         ("ultrascale-llama-8b-128", set()),
         ("llama3-8b-dgx-h100", set(TrialAbility) - {TrialAbility.TRAINING}),
         ("cpu-jax", {TrialAbility.TRAINING, TrialAbility.PLANS, TrialAbility.PROXIES}),
-        ("cpu-gpt", {TrialAbility.TRAINING, TrialAbility.PROXIES}),
+        ("cpu-gpt", {TrialAbility.TRAINING, TrialAbility.PROXIES, TrialAbility.LAYERS}),
         ("cpu-torch-planned", {TrialAbility.TRAINING, TrialAbility.PLANS}),
     ],
 )

@@ -290,12 +290,15 @@ def _costs_s(tables: StageTables, usable_share: float, *, may_recompute: bool) -
     No more layers are recomputed than must be. The time is inf where the layers do not fit.
     """
     usable = usable_share * tables.capacity_bytes[:, None, None]
-    saved = tables.needed_bytes - tables.again_bytes
-    # The layers to recompute are the bytes in excess over the bytes that each recomputed layer saves, rounded up.
-    over = np.maximum(tables.needed_bytes - usable, 0.0)
+    over = tables.needed_bytes > usable
     numbers = np.arange(tables.time_s.shape[1])[:, None]
-    each_saves = np.divide(saved, numbers, out=np.zeros_like(saved), where=numbers > 0)
-    again = np.ceil(np.divide(over, each_saves, out=np.where(over > 0, np.inf, 0.0), where=each_saves > 0))
+    # The first recomputed layer saves less than the others, because a layer that runs again needs memory of its own.
+    # The others are the bytes still in excess over the bytes that each of them saves, rounded up.
+    saved = np.maximum(tables.first_bytes - tables.again_bytes, 0.0)
+    each_saves = np.divide(saved, numbers - 1, out=np.zeros_like(saved), where=numbers > 1)
+    excess = np.maximum(tables.first_bytes - usable, 0.0)
+    others = np.divide(excess, each_saves, out=np.where(excess > 0, np.inf, 0.0), where=each_saves > 0)
+    again = np.where(over, 1.0 + np.ceil(others), 0.0)
     # More recomputed layers than the stage has means that it does not fit.
     again = np.where(again <= (numbers if may_recompute else 0), again, np.inf)
     share = np.divide(again, numbers, out=np.where(again > 0, np.inf, 0.0), where=numbers > 0)

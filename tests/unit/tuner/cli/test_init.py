@@ -252,7 +252,7 @@ BROKEN = [
 ]
 
 WRONG = {
-    "--from-nanotron x.yaml": "init | one of --from-megatron, --from-torchtitan",
+    "--from-nanotron x.yaml": "init | one of --from-megatron, --from-deepspeed",
     "--cluster dgx-h1000": "--cluster = 'dgx-h1000' | did you mean 'dgx-h100'?",
     "--hosts few": "--hosts = 'few' | whole number",
     "--runtime megatron": "--runtime = 'megatron' | did you mean",

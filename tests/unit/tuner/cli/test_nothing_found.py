@@ -37,7 +37,7 @@ def test_the_best_before_any_trial_is_predicted(meshtune, simulated, tmp_path, c
     assert [path.name for path in tmp_path.iterdir()] == ["study.yaml"]
     if command[0] == "best":
         assert done.json["source"] == "predicted"
-        assert done.json["config"] == {name: first[name] for name in FASTEST}
+        assert done.json["config"] == {name: first[name] for name in (*FASTEST, "assignment")}
         assert done.json["gain_over_current"] >= 1
     else:
         assert done.err == "note: this configuration is predicted, not measured\n"

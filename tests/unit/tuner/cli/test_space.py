@@ -48,7 +48,16 @@ def test_why_tells_every_broken_rule(meshtune, simulated):
 
     assert told.status == shown.status == 0
     reasons = told.json["reasons"]
-    expected = {"devices", "heads", "kv_heads", "ffn", "sequence", "global_batch", "vpp_two_stages", "job.zero_stage"}
+    expected = {
+        "devices",
+        "heads",
+        "kv_heads",
+        "ffn",
+        "sequence_ranks",
+        "global_batch",
+        "vpp_two_stages",
+        "job.zero_stage",
+    }
     assert reasons.keys() == expected
     assert "8 devices" in reasons["devices"]
     assert "16 sequences" in reasons["global_batch"]

@@ -40,7 +40,7 @@ def script(tmp_path, flags, before=""):
 def facts_of_study(tmp_path, path, framework="megatron"):
     """The facts of the study that `init` writes for a file, which can be loaded."""
     imported = read_log(path) if framework == "log" else read_import(framework, path, path.read_text())
-    new = new_study(imported, Added(cluster="dgx-h100"), file=path, folder=tmp_path)
+    new = new_study(imported, Added(cluster="dgx-h100"), file=path, out=tmp_path / "study.yaml")
     (tmp_path / "study.yaml").write_text(new.text)
     if new.model_file:
         (tmp_path / new.model_file).write_text(new.model_text)

@@ -531,7 +531,7 @@ def test_each_becomes_a_study_that_loads(tmp_path, program, texts):
         file.write_text(text)
     imported = read_several(program, files) if program in WITH_FILE else read(program, texts[0])
 
-    made = new_study(imported, ADDED[program], file=files[0], folder=tmp_path)
+    made = new_study(imported, ADDED[program], file=files[0], out=tmp_path / "study.yaml")
     Path(tmp_path / "study.yaml").write_text(made.text)
     study = load_study(tmp_path / "study.yaml")
 

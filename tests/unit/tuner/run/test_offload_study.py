@@ -38,7 +38,7 @@ def test_a_study_offloads_only_where_it_must(study, devices, candidates, best):
 
     result, _ = run_here(config)
 
-    assert config.problem.dimensions[-2:] == ("recompute", "offload")
+    assert {"recompute", "offload"} <= set(config.problem.dimensions)
     assert set(config.problem.space().grid.offload.tolist()) == candidates
     assert result.best.status == Status.OK
     assert result.best.params["offload"] == best

@@ -26,7 +26,7 @@ data_parallel_shard_degree = 1
 def study(folder, framework, text):
     """The loaded study of a launch."""
     added = Added(cluster="dgx-h100", answers={"hosts": 1})
-    made = new_study(IMPORTERS[framework](text), added, file=Path("train.sh"), folder=folder)
+    made = new_study(IMPORTERS[framework](text), added, file=Path("train.sh"), out=folder / "study.yaml")
     (folder / "study.yaml").write_text(made.text, encoding="utf-8")
     if made.model_file:
         (folder / made.model_file).write_text(made.model_text, encoding="utf-8")

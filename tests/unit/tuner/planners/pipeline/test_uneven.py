@@ -63,6 +63,7 @@ def tables(draw):
     stages, layers = draw(st.integers(2, 4)), draw(st.integers(4, 9))
     each, fixed = rng.uniform(0.5, 3.0, stages), rng.uniform(0.0, 1.0, stages)
     kept, saved = rng.uniform(1.0, 3.0, stages), rng.uniform(0.0, 0.9, stages)
+    running = rng.uniform(0.0, 0.5) * saved * kept  # memory of a layer that runs again
     numbers = np.arange(layers + 1.0)
     times = fixed[:, None] + each[:, None] * numbers
     needed = kept[:, None] * numbers
@@ -71,11 +72,20 @@ def tables(draw):
             time_s=times[:, :, None],
             again_s=(times + each[:, None] * numbers / 3)[:, :, None],
             needed_bytes=needed[:, :, None],
-            again_bytes=(needed * (1 - saved[:, None]))[:, :, None],
+            first_bytes=(needed + ((running - saved * kept)[:, None] * (numbers > 0)))[:, :, None],
+            again_bytes=(needed * (1 - saved[:, None]) + running[:, None] * (numbers > 0))[:, :, None],
             capacity_bytes=rng.uniform(0.6, 3.0, stages) * layers,
         ),
         draw(st.sampled_from([1, 4, 64])),
     )
+
+
+def needed_by(table, stage, held, repeated):
+    """The memory of a stage with so many layers, of which some are recomputed."""
+    plain, first, full = (
+        figures[stage, held, 0] for figures in (table.needed_bytes, table.first_bytes, table.again_bytes)
+    )
+    return plain if repeated == 0 else first - (first - full) * (repeated - 1) / max(held - 1, 1)
 
 
 def best_by_trying(table, micro_batches, *, may_recompute):
@@ -86,12 +96,11 @@ def best_by_trying(table, micro_batches, *, may_recompute):
         times = []
         for stage, held in enumerate(layers):
             room = table.capacity_bytes[stage]
-            plain, again = table.needed_bytes[stage, held, 0], table.again_bytes[stage, held, 0]
             options = [
                 table.time_s[stage, held, 0]
                 + (table.again_s[stage, held, 0] - table.time_s[stage, held, 0]) * repeated / held
                 for repeated in range(held + 1 if may_recompute else 1)
-                if plain - (plain - again) * repeated / held <= room + 1e-9
+                if needed_by(table, stage, held, repeated) <= room + 1e-9
             ]
             times.append(min(options, default=np.inf))
         best_s = min(best_s, (micro_batches - 1) * max(times) + sum(times))
@@ -112,8 +121,8 @@ def test_a_cut_is_nearly_the_best_there_is(drawn, may_recompute):
     if np.isfinite(best_s):
         stage = np.arange(len(layers))
         share = again / layers
-        plain, full = table.needed_bytes[stage, layers, 0], table.again_bytes[stage, layers, 0]
-        assert (plain - (plain - full) * share <= table.capacity_bytes + 1e-9).all()
+        needed = [needed_by(table, *each) for each in zip(stage, layers, again, strict=True)]
+        assert (np.array(needed) <= table.capacity_bytes + 1e-9).all()
         times = table.time_s[stage, layers, 0] * (1 - share) + table.again_s[stage, layers, 0] * share
         assert (micro_batches - 1) * times.max() + times.sum() <= 1.08 * best_s
 
