@@ -39,6 +39,7 @@ _STAGE = (
     "the cost model prices stages of at least one layer; a stage with the embedding or the head alone pays no layer"
 )
 _SEARCHED = "a rule of the search, not of the framework: the same layers in more chunks only send more"
+_EMPTY = "chunks between the ends without a layer, which only pass activations on"
 
 FRAMEWORKS: dict[str, Framework] = {
     "deepspeed": Framework(
@@ -55,7 +56,7 @@ FRAMEWORKS: dict[str, Framework] = {
         module="megatron.core",
         make=megatron_oracle,
         edges=Edges(runtimes=("megatron-core",)),
-        known={"vpp_shortens": _SEARCHED},
+        known={"vpp_shortens": _SEARCHED, "layers_or_layout": _EMPTY},
     ),
     "nanotron": Framework(
         module="nanotron",
