@@ -15,7 +15,10 @@ from hardware.cluster_file import cluster_from_mapping, cluster_names
 from hardware.io.config_file import read_mapping
 from hardware.io.errors import ConfigError
 from hardware.named_cluster import NamedCluster, name_cluster
+from trials.command.own_words import segments_of
 from tuner.imports import Imported
+
+_RECIPE = "--fp8-recipe"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,6 +125,26 @@ def notes_on_domains(imported: Imported, cluster: Cluster) -> tuple[str, ...]:
     each = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} or {sizes[-1]}"
     keeps = f"; Slurm keeps them together by --segment={sizes[0]}" if sizes[0] == sizes[-1] else ""
     return (f"cluster: {cluster.num_hosts} hosts are taken as {len(sizes)} domains of {each}{keeps}",)
+
+
+def check_formats(imported: Imported, cluster: Cluster) -> None:
+    """Check that the devices have the number formats that a script's flags name.
+
+    Source: Transformer Engine's `check_mxfp8_support`, which asks for compute capability 10.0 (Blackwell).
+
+    Raises:
+        ConfigError: They have not, so that every trial would die.
+    """
+    words = imported.command.words if imported.command else ()
+    recipe = next((one.values for one in segments_of(words) if one.name == _RECIPE), ())
+    older = next((device for device in cluster.devices if not device.fp4_flop_per_s), None)
+    if recipe == ("mxfp8",) and older is not None:
+        raise ConfigError(
+            f"needs devices from Blackwell on, and the cluster has {older.name}",
+            key=_RECIPE,
+            value="mxfp8",
+            nearest="--cluster gb200-nvl72 or dgx-b200, or a script with another recipe",
+        )
 
 
 def _segment(imported: Imported) -> int | None:

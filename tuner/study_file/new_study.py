@@ -35,7 +35,7 @@ from tuner.imports.log import Measured, StepsRead, import_log
 from tuner.imports.trial_words import on_hosts
 from tuner.imports.without_secrets import without_secrets
 from tuner.study_file.answers import Added, check_complete, is_ignored
-from tuner.study_file.cluster_keys import cluster_keys, hosts_of, notes_on_domains, relative_path
+from tuner.study_file.cluster_keys import check_formats, cluster_keys, hosts_of, notes_on_domains, relative_path
 from tuner.study_file.text import model_text, study_text
 
 MOST_BYTES = 250_000
@@ -184,6 +184,7 @@ def new_study(imported: Imported, added: Added, *, file: Path, out: Path, model_
     imported = replace(imported, notes=(*imported.notes, *notes_on_domains(imported, cluster)))
     runtime = find_runtime(imported.runtime)
     try:
+        check_formats(imported, cluster)
         present = present_of(imported, devices=cluster.num_devices, model=model, runtime=runtime)
     except ConfigError as error:
         raise error.in_file(str(file)) from None

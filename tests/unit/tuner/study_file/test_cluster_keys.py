@@ -4,7 +4,8 @@ import pytest
 
 from hardware.cluster_file import cluster_from_mapping
 from hardware.io.errors import ConfigError
-from tuner.study_file.cluster_keys import StatedHosts, cluster_keys
+from tuner.imports import IMPORTERS
+from tuner.study_file.cluster_keys import StatedHosts, check_formats, cluster_keys
 
 RACK = {"devices_per_host": 4, "hosts_per_domain": 18}
 
@@ -77,3 +78,18 @@ def test_a_file_describes_the_cluster(tmp_path):
     file.write_text("device: H1000\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"ours.yaml: device = 'H1000'"):
         cluster_keys(str(file), StatedHosts(), study)
+
+
+@pytest.mark.parametrize(("device", "runs"), [("H100", False), ("B200", True), ("GB300", True), ("MI355X", True)])
+def test_a_format_that_devices_lack_is_refused(device, runs):
+    """MXFP8 needs Blackwell, or a device with fp4 units of another vendor: else every trial would die."""
+    script = "torchrun pretrain_gpt.py --micro-batch-size 1 --num-layers 2 --fp8-format e4m3 --fp8-recipe mxfp8"
+    imported = IMPORTERS["megatron"](script)
+    cluster = cluster_from_mapping({"device": device, "hosts": 1}, Path())
+
+    if runs:
+        check_formats(imported, cluster)
+    else:
+        with pytest.raises(ConfigError, match="from Blackwell on, and the cluster has H100") as refused:
+            check_formats(imported, cluster)
+        assert (refused.value.key, refused.value.value) == ("--fp8-recipe", "mxfp8")
