@@ -137,7 +137,9 @@ def check_formats(imported: Imported, cluster: Cluster) -> None:
     """
     words = imported.command.words if imported.command else ()
     recipe = next((one.values for one in segments_of(words) if one.name == _RECIPE), ())
-    older = next((device for device in cluster.devices if not device.fp4_flop_per_s), None)
+    # AMD's Transformer Engine has it on devices whose fp4 rate the catalog lacks
+    devices = (device for device in cluster.devices if not device.name.startswith("MI"))
+    older = next((device for device in devices if not device.fp4_flop_per_s), None)
     if recipe == ("mxfp8",) and older is not None:
         raise ConfigError(
             f"needs devices from Blackwell on, and the cluster has {older.name}",
