@@ -117,7 +117,7 @@ def test_figures_are_medians_and_shares_of_runs():
 
 
 def test_the_feasible_configurations_of_appendix_a2_add_up():
-    """The parts by cp, up and vpp of all that fits add up; the paper's 30 lie below those with none of the three."""
+    """The parts by cp, up and vpp of all that fits add up; the paper's 30 are about those with none of the three."""
     counts = feasible_counts()
     fits = next(count for what, count in counts.items() if what.startswith("predicted to fit"))
     above = [count for what, count in counts.items() if "above 1" in what]
@@ -125,7 +125,8 @@ def test_the_feasible_configurations_of_appendix_a2_add_up():
 
     assert counts["configurations that obey the rules"] == SEARCHED["llama-7b-8"][1]
     assert sum(above) + left == fits
-    assert A2_FEASIBLE < left < fits
+    assert abs(left - A2_FEASIBLE) < 5
+    assert left < fits
     # devices so small that memory alone left 30 could not run what the paper runs
     assert counts["GiB in which 30 of all would fit"] < counts["GiB that the paper's choice needs"]
 

@@ -1,6 +1,5 @@
 """The benchmark of the event simulator: which configurations it draws, what it says of their differences, its speed."""
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -56,17 +55,6 @@ def test_a_slow_first_stage_is_no_difference():
     assert abs(found.difference) < 0.005
     assert not found.left
     assert sum(found.parts.values()) == pytest.approx(found.difference)
-
-
-def test_what_has_no_schedule_is_counted():
-    """A configuration that the simulator cannot run has no difference, and is none of those compared."""
-    known = _feasible(SMALL)
-    setting = replace(known.setting, job=replace(known.setting.job, global_batch_size=9))
-    found = compared("some", setting, ParallelConfig(pp=4, tp=4, vpp=2), known.memory.take(np.array([0])))
-    figures = agreement([found, of_difference(0.01)])
-
-    assert found.difference is None
-    assert (figures["configurations"], figures["without_schedule"]) == (1, 1)
 
 
 def test_figures_are_quantiles_and_shares():
