@@ -134,7 +134,7 @@ def _balanced_chunks(num_layers: int, pp: int, vpp: int) -> IntArray:
     """
     stage, chunk = np.arange(pp), np.arange(vpp)[:, None]
     # the last stage is the last to get a layer more, the first the one before
-    turn = np.where(stage == 0, pp - 2, np.where(stage == pp - 1, pp - 1, stage - 1))
+    turn = np.where(stage == 0, max(pp - 2, 0), np.where(stage == pp - 1, pp - 1, stage - 1))
     of_stage = num_layers // pp + (turn < num_layers % pp)
     place = np.where(stage == 0, (chunk - 1) % vpp, chunk)
     return np.asarray(of_stage // vpp + (place < of_stage % vpp)).ravel()

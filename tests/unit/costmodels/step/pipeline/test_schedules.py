@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from costmodels.job.model_catalog import find_model, model_names
 from costmodels.job.runtime import find_runtime, runtime_names
 from costmodels.job.uneven_work import Assignment
-from costmodels.step.pipeline.schedules import assign_layers, idle_time_s, of_round, stage_in_flight
+from costmodels.step.pipeline.schedules import assign_layers, chunk_of_layer, idle_time_s, of_round, stage_in_flight
 
 MEGATRON = find_runtime("megatron-core")
 NANOTRON = find_runtime("nanotron")
@@ -197,3 +197,11 @@ def test_assigned_layers_stand_where_they_are_assigned():
     assert assign_layers(model, MEGATRON, 2, 2, Assignment(layers=(9, 7, 10, 6))).dense.tolist() == [19, 13]
     again = assign_layers(model, MEGATRON, 2, 2, Assignment(recomputed=(8, 1, 0, 2)))
     assert again.dense_again.tolist() == [8, 3]
+
+
+def test_balanced_chunks_hold_every_layer():
+    """Whatever the stages and chunks, also on one stage, no layer is lost or counted twice."""
+    model, runtime = find_model("llama3-8b"), find_runtime("megatron-core")
+    for pp, vpp in itertools.product((1, 2, 3, 5, 8), (1, 2, 3, 7)):
+        if pp * vpp <= model.num_layers:
+            assert len(chunk_of_layer(model, runtime, pp, vpp)) == model.num_layers
