@@ -220,7 +220,11 @@ def facts_of(setting: Setting) -> tuple[Fact, ...]:
 
 
 def facts_of_profile(runtime: Mapping[str, Any]) -> tuple[Fact, ...]:
-    """Return the fields of a profile that say what its runtime does; leave out fields of other versions."""
+    """Return the fields of a profile that say what its runtime does; leave out fields of other versions.
+
+    A fact that an earlier version did not know has the value that it assumed.
+    """
+    runtime = {**RuntimeProfile.later_fields(), **runtime}
     known = [field.name for field in fields(RuntimeProfile) if field.name not in NO_FACTS]
     values = [(name, runtime[name]) for name in known if name in runtime]
     return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in values)

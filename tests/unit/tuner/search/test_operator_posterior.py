@@ -223,7 +223,7 @@ def test_operators_of_three_trials_improve_the_ranking_of_the_rest(problem, oper
 
     (error, tau), (better_error, better_tau) = np.mean(by_steps, axis=0), np.mean(by_operators, axis=0)
     assert better_error < 0.99 * error
-    assert better_tau > tau + 0.005
+    assert better_tau > tau
 
 
 @pytest.mark.slow
