@@ -1,4 +1,4 @@
-"""Which hosts stay where a job takes fewer than there are: equally many of few domains."""
+"""Choice of the hosts that stay where a job takes fewer than there are: equally many of few domains."""
 
 from __future__ import annotations
 

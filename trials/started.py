@@ -1,4 +1,4 @@
-"""What one trial starts, for a user who wants to read it before it runs."""
+"""Command, environment and files that one trial starts, to be read before it runs."""
 
 from __future__ import annotations
 

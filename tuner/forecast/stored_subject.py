@@ -1,4 +1,4 @@
-"""What a storage says of its study's problem: plans of a user's step, and whether unequal layers are candidates."""
+"""Parts of a problem that a study's storage decides: plans of a user's step, and whether layers may be unequal."""
 
 from __future__ import annotations
 
