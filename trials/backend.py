@@ -16,10 +16,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.job.layer_change import LayerChange
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import Reduction
-from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.io.errors import ConfigError
 from trials.ranks.contract import AbstractRanks, RankSetup
 from trials.started import Started

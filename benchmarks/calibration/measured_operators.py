@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from costmodels.blocks.operator import COLLECTIVES, Operator, OpKind, Phase
 from costmodels.operators.kernels import alone_s, collective_s
-from costmodels.operators.layer_operators import COLLECTIVES, Block, Collective, Operator, OpKind, Phase
+from costmodels.operators.layer_operators import Block, Collective
 from hardware.arrays import FloatArray
 from hardware.cluster_file import cluster_from_mapping
 from hardware.device import find_device

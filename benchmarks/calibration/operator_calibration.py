@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from benchmarks.calibration.measured_operators import MeasuredOperators, read_operators
 from benchmarks.support.timing import publish, tell
+from costmodels.blocks.operator import COLLECTIVES, OpKind
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.operators.layer_operators import COLLECTIVES, OpKind
 from costmodels.surrogates.error_terms import step_terms
 from costmodels.surrogates.operator_surrogate import (
     Form,

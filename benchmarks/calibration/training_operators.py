@@ -25,8 +25,8 @@ import numpy as np
 from benchmarks.calibration.measured_operators import MeasuredOperators
 from benchmarks.calibration.operator_calibration import FEWEST_MEASURED, by_kind, held_out
 from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.operators.isolated import IsolatedCall, isolated_call_s, isolated_role
-from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.io.errors import ConfigError
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
 from costmodels.sharding.graph import CONSTANT, Graph

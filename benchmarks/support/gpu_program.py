@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from benchmarks.support.xla_groups import axes_of
 from benchmarks.support.xla_program import Instruction, called_by, computations_of, dims_of, num_bytes_of, trip_count
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from trials.jax_training.xla_groups import groups_of
 
 FREE = frozenset(

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.exports.axis_order import AxisOrders
 from costmodels.sharding.exports.reorders import way

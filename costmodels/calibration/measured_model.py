@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from costmodels.job.decoder import Decoder
 from costmodels.job.model_spec import ModelSpec
 
 ASSUMED_GPT_VOCABULARY = 51200
@@ -70,7 +71,7 @@ def model_of(
     fields |= _latent_attention(notes, heads)
     if experts > 1:
         fields |= _experts(notes, experts, top_k, expert_ffn or ffn)
-    return ModelSpec(
+    decoder = Decoder(
         name=name,
         source=source,
         assumed=("gated_ffn", "norm", "learned_positions", *assumed),
@@ -84,6 +85,7 @@ def model_of(
         gated_ffn=not is_gpt_like if gated is None else gated,
         **fields,
     )
+    return ModelSpec.of(decoder)
 
 
 def _vocabulary_size(family: str, stated: int | None, *, is_gpt_like: bool) -> tuple[int | None, tuple[str, ...]]:

@@ -254,6 +254,10 @@ def varying_dimensions(runs: Iterable[MeasuredRun]) -> tuple[str, ...]:
     return tuple(name for name in FURTHER_DIMENSIONS if name in varying)
 
 
+def _size(model: ModelSpec, role: str) -> int:
+    return max(model.sizes(role), default=0)
+
+
 def _group_columns(runs: Sequence[MeasuredRun]) -> dict[str, list[Value | str]]:
     """Return the values that the runs of a group must share, by column."""
     return {
@@ -261,13 +265,13 @@ def _group_columns(runs: Sequence[MeasuredRun]) -> dict[str, list[Value | str]]:
         "source": [run.source for run in runs],
         "layers": [run.model.num_layers for run in runs],
         "hidden": [run.model.hidden_size for run in runs],
-        "heads": [run.model.num_heads for run in runs],
-        "kv_heads": [run.model.num_kv_heads for run in runs],
-        "ffn": [run.model.ffn_size for run in runs],
+        "heads": [_size(run.model, "heads") for run in runs],
+        "kv_heads": [_size(run.model, "kv_heads") for run in runs],
+        "ffn": [_size(run.model, "ffn") for run in runs],
         "vocab": [run.model.vocab_size for run in runs],
         "experts": [run.model.num_experts for run in runs],
         "topk": [run.model.top_k for run in runs],
-        "moe_ffn": [run.model.expert_ffn_size for run in runs],
+        "moe_ffn": [_size(run.model, "expert_ffn") for run in runs],
         "seq_len": [run.sequence_length for run in runs],
         "gbs": [run.global_batch_size for run in runs],
         "devices": [run.devices for run in runs],

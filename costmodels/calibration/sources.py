@@ -256,7 +256,7 @@ def setting_of(run: MeasuredRun, runtimes: Mapping[str, RuntimeProfile], runtime
     name = runtime or source.runtime
     profile = runtimes.get(name) or find_runtime(name)
     cluster = cluster_of(run.device, run.devices, _hosts_of(run))
-    model = run.model if source.tied is None else replace(run.model, tied_embeddings=source.tied)
+    model = run.model if source.tied is None else run.model.changed(tied_embeddings=source.tied)
     precision = source.precision or run.precision
     if precision not in PRECISIONS:
         precision = "bf16"

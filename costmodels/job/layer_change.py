@@ -7,7 +7,7 @@ So a plan equal to Megatron's changes nothing, and the runtime hides the same sh
 Further communication of a plan is added and hidden by nothing: a runtime that sends keys beside attention need not be
 able to send anything else there.
 
-Letters: B blocks, in the order of costmodels.operators.layer_operators.BLOCKS.
+Letters: B blocks, in the order of PLANNED_BLOCKS.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from dataclasses import dataclass
 
 from costmodels.job.parallel_config import PLANS
 
+PLANNED_BLOCKS = ("attention", "dense_mlp", "moe_mlp", "embedding", "head")
+"""Names of the blocks of a plain decoder, which plans shard."""
+
 ByBlock = tuple[float, ...]
-"""Numbers, one for each of costmodels.operators.layer_operators.BLOCKS."""
+"""Numbers, one for each of PLANNED_BLOCKS."""
 
 SHAPE = ("tp", "cp", "up", "ep", "expert_tp", "mbs", "sequence_parallel")
 """Names of the dimensions that determine a layer's mesh and its tensors."""

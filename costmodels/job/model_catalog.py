@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 from pydantic import create_model
 
+from costmodels.job.decoder import Decoder
 from costmodels.job.hugging_face import model_from_hugging_face
 from costmodels.job.model_spec import ModelSpec
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
@@ -41,7 +42,7 @@ def load_model(reference: str, base_dir: Path) -> ModelSpec:
     """Find or read the model that a study names.
 
     Args:
-        reference: Name in the catalog, or a path, relative to `base_dir`, to YAML with the fields of ModelSpec as keys,
+        reference: Name in the catalog, or a path, relative to `base_dir`, to YAML with the fields of Decoder as keys,
             to a config.json, or to the directory that holds one. A catalog name wins over a file of the same name.
         base_dir: Directory of the file that names the model.
 
@@ -93,16 +94,15 @@ def _model_from_yaml(mapping: Mapping[str, Any], *, name: str, file: str) -> Mod
     read = validate_mapping(_ModelFile, {"name": name, **mapping}, file=file)
     values = {key: getattr(read, key) for key in _ModelFile.model_fields}
     try:
-        return ModelSpec(**{**values, "assumed": tuple(values["assumed"])})
+        return ModelSpec.of(Decoder(**{**values, "assumed": tuple(values["assumed"])}))
     except ConfigError as error:
         raise error.in_file(file) from None
 
 
 def _model_file_keys() -> dict[str, Any]:
-    types = {**get_type_hints(ModelSpec), "assumed": list[str]}
+    types = {**get_type_hints(Decoder), "assumed": list[str]}
     return {
-        field.name: (types[field.name], ... if field.default is MISSING else field.default)
-        for field in fields(ModelSpec)
+        field.name: (types[field.name], ... if field.default is MISSING else field.default) for field in fields(Decoder)
     }
 
 

@@ -1,266 +1,280 @@
-"""Sizes of one decoder-only transformer, and the parameters and FLOPs that follow from them.
+"""A model: a row of layers, each a row of blocks, between an embedding and an output head.
 
-Letters: h = hidden_size, L = num_layers, s = sequence length [tokens], N = parameters that a token meets in matrices.
-All counts are exact integers of whole, unsharded tensors, independent of bytes, devices and parallelism.
+Letters: L layers, B distinct blocks, P pieces, s = sequence length [tokens]. All counts are exact integers of whole,
+unsharded tensors, independent of bytes, devices and parallelism.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from functools import cached_property
+from typing import Any
 
-from hardware.io.errors import ConfigError, did_you_mean
+import numpy as np
+from numpy.typing import NDArray
 
-Norm = Literal["rms", "layer"]
+from costmodels.blocks.contract import AbstractBlock
+from costmodels.blocks.dense_mlp import DenseMlp
+from costmodels.blocks.embedding import Embedding
+from costmodels.blocks.experts import Experts
+from costmodels.blocks.head import Head
+from costmodels.blocks.operator import LAYER_FAMILIES, Family
+from costmodels.blocks.prediction_join import PredictionJoin
+from costmodels.job.decoder import Decoder
+from hardware.arrays import FloatArray, IntArray
+from hardware.io.errors import ConfigError
 
-MAX_LAYERS = 10_000
-"""Most layers of a model, ten times as many as the deepest transformers have; data per layer stays small."""
-MAX_COUNT = 2**31 - 1  # far above any size of a model; products of three still fit a float64 exponent
+Layer = tuple[AbstractBlock, ...]
+"""Blocks of one layer, in the order in which they run."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSpec:
-    """One decoder-only transformer: dense or mixture of experts; multi-head, grouped-query or latent attention.
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of a model that stands on one virtual stage as a whole: a kind of layer, or an end.
 
-    Raises:
-        ConfigError: a size is no count in its range, or two sizes contradict each other.
+    Attributes:
+        name: Name of the piece, for example "dense layer".
+        blocks: Positions of its blocks in `ModelSpec.blocks`, in the order in which they run.
+        is_layer: Whether it counts as a layer, which recomputation may run again in full.
     """
 
     name: str
-    """Name of the model in reports."""
+    blocks: tuple[int, ...]
+    is_layer: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """One model.
+
+    Attributes:
+        name: Name of the model in reports.
+        source: Publication of the sizes.
+        assumed: Names of the keys that no public source states.
+        hidden_size: Width of a token.
+        tied_embeddings: Whether the output head is the embedding table.
+        norm: Kind of norms: `rms` has a weight, `layer` a weight and a bias.
+        layers: Blocks of every layer of the main model [L].
+        embedding: Embedding.
+        head: Output head.
+        num_mtp_layers: Multi-token prediction modules, each with a layer like the last one (DeepSeek-V3, arXiv
+            2412.19437, section 2.2).
+        decoder: Keys of the model if it is a plain decoder.
+    """
+
+    name: str
     source: str
-    """Publication of the sizes."""
     assumed: tuple[str, ...] = ()
-    """Names of the fields that no public source states."""
-
-    num_layers: int
-    """Decoder layers of the main model, without no-op padding and without multi-token prediction modules."""
     hidden_size: int
-    vocab_size: int
-    """Rows of the embedding table, with the padding of the published checkpoint."""
     tied_embeddings: bool
-    """Whether the output head is the embedding table."""
-    learned_positions: int = 0
-    """Rows of a learned position table; 0 with rotary positions."""
-    norm: Norm
-    """Kind of norms: `rms` has a weight, `layer` a weight and a bias."""
-    norms_per_layer: int = 2
-    """Norms of one layer over the hidden size: usually 2, or 4 where the outputs of attention and MLP have norms too
-    (Gemma 2 and 3, Pangu Ultra)."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    """Size of one query and of one key head; with MLA, qk_nope_head_dim + qk_rope_head_dim."""
-    qkv_bias: bool = False
-    """Whether queries, keys and values have biases; with MLA, whether the two down projections have."""
-    attention_output_bias: bool = False
-    qk_norm: bool = False
-    """Whether each query and key head is normalised, with one weight of head_dim for all heads (Qwen3, Gemma 3)."""
-    causal: bool = True
-
-    ffn_size: int
-    """Inner size of the MLP of a dense layer; unused where every layer is MoE."""
-    gated_ffn: bool
-    """Whether an MLP has three matrices (SwiGLU, GeGLU) instead of two."""
-    mlp_bias: bool = False
-
-    num_experts: int = 0
-    """Routed experts of a MoE layer; 0 for a dense model, where every other MoE field has its default."""
-    top_k: int = 0
-    """Routed experts that one token visits."""
-    expert_ffn_size: int = 0
-    """Inner size of one routed expert."""
-    num_shared_experts: int = 0
-    shared_expert_ffn_size: int = 0
-    """Inner size of all shared experts together."""
-    shared_expert_gate: bool = False
-    """Whether a learned gate scales the shared experts' output (Qwen2-MoE)."""
-    router_bias: bool = False
-    num_dense_layers: int = 0
-    """Number of first layers that are dense although the model is MoE."""
-    moe_layer_period: int = 1
-    """Period of MoE layers: after the dense layers, layer i (counted from 0) is MoE where i + 1 is a multiple."""
-
-    q_lora_rank: int = 0
-    """Rank of the query projection of multi-head latent attention (MLA); 0 where queries are projected directly."""
-    kv_lora_rank: int = 0
-    """Rank of the joint key and value projection of MLA; 0 for a model without MLA."""
-    qk_nope_head_dim: int = 0
-    qk_rope_head_dim: int = 0
-    v_head_dim: int = 0
-    """Size of one value head with MLA; 0 without MLA, where a value has head_dim."""
-
+    norm: str
+    layers: tuple[Layer, ...]
+    embedding: Embedding
+    head: Head
     num_mtp_layers: int = 0
-    """Multi-token prediction modules (DeepSeek-V3), whose parameters and FLOPs are not counted."""
+    decoder: Decoder | None = None
 
-    def __post_init__(self) -> None:
-        _check_types(self)
-        _check_attention(self)
-        _check_experts(self)
+    @classmethod
+    def of(cls, decoder: Decoder) -> ModelSpec:
+        """Return the model of a plain decoder."""
+        h, norm_size = decoder.hidden_size, decoder.norm_size
+        return cls(
+            name=decoder.name,
+            source=decoder.source,
+            assumed=decoder.assumed,
+            hidden_size=h,
+            tied_embeddings=decoder.tied_embeddings,
+            norm=decoder.norm,
+            layers=decoder.layers(),
+            embedding=Embedding(
+                hidden_size=h, vocab_size=decoder.vocab_size, learned_positions=decoder.learned_positions
+            ),
+            head=Head(
+                hidden_size=h, vocab_size=decoder.vocab_size, has_table=not decoder.tied_embeddings, norm_size=norm_size
+            ),
+            num_mtp_layers=decoder.num_mtp_layers,
+            decoder=decoder,
+        )
 
-    # What kind of model this is
+    @property
+    def plain(self) -> Decoder:
+        """Keys of the plain decoder.
+
+        Raises:
+            ConfigError: the model has blocks that a plain decoder has not.
+        """
+        if self.decoder is None:
+            kinds = sorted({block.label for layer in self.layers for block in layer})
+            raise ConfigError(
+                f"needs a model of one kind of attention, with MLPs or experts, and {self.name} has {', '.join(kinds)}",
+                key="model",
+                value=self.name,
+            )
+        return self.decoder
+
+    def changed(self, **keys: Any) -> ModelSpec:
+        """Return the model with other keys of a plain decoder."""
+        return ModelSpec.of(replace(self.plain, **keys))
+
+    def __hash__(self) -> int:
+        """Hash the model once."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.source, self.layers, self.embedding, self.head, self.num_mtp_layers))
+
+    # Blocks and pieces
+
+    @cached_property
+    def prediction(self) -> Layer:
+        """Blocks of one multi-token prediction module; none where the model has no such modules."""
+        if not self.num_mtp_layers:
+            return ()
+        size = self.head.norm_size
+        join = PredictionJoin(hidden_size=self.hidden_size, norm_size=size)
+        return (join, *self.layers[-1], replace(self.head, has_table=False))
+
+    @cached_property
+    def blocks(self) -> tuple[AbstractBlock, ...]:
+        """Distinct blocks [B]: mixers, MLPs, experts, and the ends."""
+        every = [block for layer in (*self.layers, self.prediction) for block in layer]
+        distinct = list(dict.fromkeys(every))
+        order = (*LAYER_FAMILIES, Family.HEAD)
+        in_layers = sorted(distinct, key=lambda block: order.index(block.family))
+        return (*(block for block in in_layers if block != self.head), self.embedding, self.head)
+
+    @cached_property
+    def block_names(self) -> tuple[str, ...]:
+        """Names of the blocks [B]; of several with one label the second ends with 2, and so on."""
+        seen: dict[str, int] = {}
+        names = dict[int, str]()
+        # the head of the main model is named first
+        for at in sorted(range(len(self.blocks)), key=lambda at: self.blocks[at] != self.head):
+            label = self.blocks[at].label
+            seen[label] = seen.get(label, 0) + 1
+            names[at] = label if seen[label] == 1 else f"{label}_{seen[label]}"
+        return tuple(names[at] for at in range(len(self.blocks)))
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Pieces [P]: kinds of layers, those with experts last, a prediction module, the embedding and the head."""
+        place = {block: at for at, block in enumerate(self.blocks)}
+        kinds = sorted(dict.fromkeys(self.layers), key=_has_experts)
+        named = [_name_of(kind) for kind in kinds]
+        found: list[Piece] = []
+        for kind, name in zip(kinds, named, strict=True):
+            told = f"{name}: {', '.join(block.label for block in kind)}" if named.count(name) > 1 else name
+            same = sum(piece.name.partition(" #")[0] == told for piece in found)
+            unique = f"{told} #{same + 1}" if same else told
+            found.append(Piece(name=unique, blocks=tuple(place[block] for block in kind), is_layer=True))
+        if self.prediction:
+            blocks = tuple(place[block] for block in self.prediction)
+            found.append(Piece(name="prediction module", blocks=blocks, is_layer=True))
+        ends = {"embedding": len(self.blocks) - 2, "head": len(self.blocks) - 1}
+        return (*found, *(Piece(name=name, blocks=(at,), is_layer=False) for name, at in ends.items()))
+
+    @cached_property
+    def piece_of_layer(self) -> IntArray:
+        """Position in `pieces` of the kind of every layer [L]."""
+        place = {piece.blocks: at for at, piece in enumerate(self.pieces) if piece.is_layer}
+        at = {block: number for number, block in enumerate(self.blocks)}
+        return np.array([place[tuple(at[block] for block in layer)] for layer in self.layers], dtype=np.int64)
+
+    @cached_property
+    def blocks_of_piece(self) -> FloatArray:
+        """Number of each block in every piece [P, B]."""
+        found = np.zeros((len(self.pieces), len(self.blocks)))
+        for at, piece in enumerate(self.pieces):
+            np.add.at(found[at], list(piece.blocks), 1.0)
+        return found
+
+    @cached_property
+    def is_layer_piece(self) -> NDArray[np.bool_]:
+        """Whether each piece counts as a layer [P]."""
+        return np.array([piece.is_layer for piece in self.pieces])
+
+    @cached_property
+    def is_layer_block(self) -> NDArray[np.bool_]:
+        """Whether each block belongs to layers [B]."""
+        return np.array([block.family in LAYER_FAMILIES for block in self.blocks])
+
+    @cached_property
+    def mean_layer(self) -> FloatArray:
+        """Share of each piece in the layers [P]."""
+        return np.bincount(self.piece_of_layer, minlength=len(self.pieces)) / self.num_layers
+
+    @cached_property
+    def mixers_beside(self) -> FloatArray:
+        """Mean number of each mixer in the layers that hold a block [B, B]; experts run beside its products."""
+        mixers = np.array([block.family is Family.MIXER for block in self.blocks])
+        number = np.bincount(self.piece_of_layer, minlength=len(self.pieces)).astype(np.float64)
+        if self.prediction:
+            number[-3] = self.num_mtp_layers
+        holds = self.blocks_of_piece
+        together = (holds * number[:, None]).T @ (holds * mixers)
+        total = (holds * number[:, None]).sum(axis=0)
+        return np.asarray(together / np.maximum(total, 1.0)[:, None])
+
+    # Sizes
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the main model, without no-op padding and without multi-token prediction modules."""
+        return len(self.layers)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding table, with the padding of the published checkpoint."""
+        return self.embedding.vocab_size
+
+    @property
+    def learned_positions(self) -> int:
+        """Rows of a learned position table; 0 without one."""
+        return self.embedding.learned_positions
+
+    def sizes(self, role: str) -> tuple[int, ...]:
+        """Return the distinct sizes of the blocks in a role (`AbstractBlock.sizes`), ascending."""
+        return tuple(sorted({block.sizes()[role] for block in self.blocks if role in block.sizes()}))
+
+    @property
+    def gated_ffn(self) -> bool:
+        """Whether some MLP or expert is gated."""
+        return any(isinstance(block, (DenseMlp, Experts)) and block.gated for block in self.blocks)
+
+    @cached_property
+    def experts(self) -> Experts | None:
+        """Experts of the first layer that has some; None in a dense model."""
+        found = (block for layer in self.layers for block in layer if isinstance(block, Experts))
+        return next(found, None)
 
     @property
     def is_moe(self) -> bool:
         """Whether some layers route tokens to experts."""
-        return self.num_experts > 0
+        return self.experts is not None
 
     @property
-    def uses_mla(self) -> bool:
-        """Whether attention is DeepSeek's multi-head latent attention."""
-        return self.kv_lora_rank > 0
+    def num_experts(self) -> int:
+        """Routed experts of one layer; 0 in a dense model."""
+        return self.experts.num_experts if self.experts else 0
 
     @property
-    def num_moe_layers(self) -> int:
-        """Number of layers for which `is_moe_layer` holds."""
-        if not self.is_moe:
-            return 0
-        return self.num_layers // self.moe_layer_period - self.num_dense_layers // self.moe_layer_period
+    def top_k(self) -> int:
+        """Routed experts that one token visits; 0 in a dense model."""
+        return self.experts.top_k if self.experts else 0
 
-    def is_moe_layer(self, index: int) -> bool:
-        """Check whether layer `index`, counted from 0, is MoE."""
-        assert 0 <= index < self.num_layers, f"layer {index} of {self.num_layers}"
-        return self.is_moe and index >= self.num_dense_layers and (index + 1) % self.moe_layer_period == 0
-
-    # Widths of one token's activations
-
-    @property
-    def q_size(self) -> int:
-        """Width of the queries."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        """Width of the keys; also of the values, except with MLA."""
-        return self.num_kv_heads * self.head_dim
-
-    @property
-    def value_head_dim(self) -> int:
-        """Size of one value head."""
-        return self.v_head_dim if self.uses_mla else self.head_dim
-
-    @property
-    def context_size(self) -> int:
-        """Width of the input of attention's output projection."""
-        return self.num_heads * self.value_head_dim
-
-    # Parameters of the parts
-
-    @property
-    def attention_parameters(self) -> int:
-        """Parameters of one layer's attention: projections, their biases, and the norms inside attention."""
-        h = self.hidden_size
-        projections = self._latent_projections() if self.uses_mla else self._direct_projections()
-        output = self.context_size * h + (h if self.attention_output_bias else 0)
-        qk_norms = 2 * self.head_dim if self.qk_norm else 0
-        return projections + output + qk_norms
-
-    def _direct_projections(self) -> int:
-        width = self.q_size + 2 * self.kv_size
-        return self.hidden_size * width + (width if self.qkv_bias else 0)
-
-    def _latent_projections(self) -> int:
-        """Count projections down to the ranks, their norms, and up (DeepSeek-V2, arXiv 2405.04434, 2.1, appendix C)."""
-        kv_down = self.kv_lora_rank + self.qk_rope_head_dim
-        kv_up = self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
-        keys_values = self.hidden_size * kv_down + self.kv_lora_rank + self.kv_lora_rank * kv_up
-        biases = self.q_lora_rank + kv_down if self.qkv_bias else 0
-        if not self.q_lora_rank:
-            return self.hidden_size * self.q_size + keys_values + biases
-        queries = self.hidden_size * self.q_lora_rank + self.q_lora_rank + self.q_lora_rank * self.q_size
-        return queries + keys_values + biases
-
-    @property
-    def dense_mlp_parameters(self) -> int:
-        """Parameters of the MLP of one dense layer."""
-        return self._mlp_parameters(self.ffn_size)
-
-    @property
-    def router_parameters(self) -> int:
-        """Parameters of one MoE layer's router."""
-        return self.num_experts * (self.hidden_size + (1 if self.router_bias else 0))
-
-    @property
-    def expert_parameters(self) -> int:
-        """Parameters of one routed expert."""
-        return self._mlp_parameters(self.expert_ffn_size) if self.is_moe else 0
-
-    @property
-    def shared_expert_parameters(self) -> int:
-        """Parameters of all shared experts of one MoE layer together, with their gate."""
-        if not self.num_shared_experts:
-            return 0
-        return self._mlp_parameters(self.shared_expert_ffn_size) + (self.hidden_size if self.shared_expert_gate else 0)
-
-    def _mlp_parameters(self, inner: int) -> int:
-        inputs = 2 if self.gated_ffn else 1
-        biases = inputs * inner + self.hidden_size if self.mlp_bias else 0
-        return (inputs + 1) * self.hidden_size * inner + biases
-
-    @property
-    def final_norm_parameters(self) -> int:
-        """Parameters of the norm before the output head, or of any other single norm over the hidden size."""
-        return self.hidden_size * (2 if self.norm == "layer" else 1)
-
-    @property
-    def norm_parameters(self) -> int:
-        """Parameters of one layer's norms over the hidden size."""
-        return self.norms_per_layer * self.final_norm_parameters
-
-    @property
-    def dense_layer_parameters(self) -> int:
-        """Parameters of one dense layer."""
-        return self.attention_parameters + self.dense_mlp_parameters + self.norm_parameters
-
-    @property
-    def moe_layer_parameters(self) -> int:
-        """Parameters of one MoE layer with all its experts; 0 in a dense model."""
-        return self._moe_layer_parameters(self.num_experts)
-
-    @property
-    def moe_layer_active_parameters(self) -> int:
-        """Parameters of one MoE layer that one token uses; 0 in a dense model."""
-        return self._moe_layer_parameters(self.top_k)
-
-    def _moe_layer_parameters(self, num_experts: int) -> int:
-        if not self.is_moe:
-            return 0
-        experts = num_experts * self.expert_parameters + self.shared_expert_parameters
-        return self.attention_parameters + self.router_parameters + experts + self.norm_parameters
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Parameters of one token table of vocab_size rows."""
-        return self.vocab_size * self.hidden_size
-
-    @property
-    def position_parameters(self) -> int:
-        """Parameters of the learned position table."""
-        return self.learned_positions * self.hidden_size
-
-    @property
-    def head_parameters(self) -> int:
-        """Parameters of the output head; 0 where it is the embedding table."""
-        return 0 if self.tied_embeddings else self.embedding_parameters
-
-    # Parameters of the whole
-
-    @property
+    @cached_property
     def num_parameters(self) -> int:
         """Parameters of the main model without MTP modules, as model cards quote them (671 billion for DeepSeek-V3)."""
-        return self._model_parameters(self.num_experts)
+        return sum(block.parameters for block in self._main_blocks())
 
-    @property
+    @cached_property
     def num_active_parameters(self) -> int:
         """Parameters that one token uses, with embedding and head, as model cards of MoE models quote them."""
-        return self._model_parameters(self.top_k)
+        return sum(block.active_parameters for block in self._main_blocks())
 
-    def _model_parameters(self, experts_per_layer: int) -> int:
-        dense = (self.num_layers - self.num_moe_layers) * self.dense_layer_parameters
-        moe = self.num_moe_layers * self._moe_layer_parameters(experts_per_layer)
-        tables = self.embedding_parameters + self.position_parameters + self.head_parameters
-        return tables + dense + moe + self.final_norm_parameters
+    def _main_blocks(self) -> list[AbstractBlock]:
+        return [*(block for layer in self.layers for block in layer), self.embedding, self.head]
 
     def model_flops_per_token(self, sequence_length: float) -> float:
         """Return the model FLOPs of one token's forward and backward pass, 6 N + 12 L h s, as `mfu` counts them.
@@ -269,114 +283,39 @@ class ModelSpec:
         The attention term is exact for heads of any size: 6 L s * (width of queries + width of values).
 
         Source: PaLM, arXiv 2204.02311, appendix B. As there and in the measured MFU of Megatron and nanotron, causal
-        attention is not halved, and a sliding window is not taken off. MTP modules and recomputation do not count.
+        attention is not halved; of a sliding window only the keys that it holds count. Multi-token prediction modules
+        count with their heads (Megatron-LM training.py, num_floating_point_operations), recomputation does not.
         """
-        tables = self.embedding_parameters + self.position_parameters + self.head_parameters
-        matrices = self.num_active_parameters - tables + self.embedding_parameters
-        attention = self.num_layers * sequence_length * (self.q_size + self.context_size)
-        return 6 * (matrices + attention)
+        every = [*self.layers, *(self.prediction for _ in range(self.num_mtp_layers))]
+        counted = [block for layer in every for block in layer]
+        matrices = sum(block.active_parameters for block in counted) + self.head.norm_size
+        mixing = float(sum(block.mixing_flops(sequence_length) for block in counted))
+        heads = (1 + self.num_mtp_layers) * self.head.table
+        return 6 * (matrices + heads) + 3 * mixing
 
 
-_AT_LEAST_ONE = {
-    "num_layers",
-    "hidden_size",
-    "vocab_size",
-    "norms_per_layer",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "ffn_size",
-    "moe_layer_period",
-}
-_MOE_FIELDS = (
-    "top_k",
-    "expert_ffn_size",
-    "num_shared_experts",
-    "shared_expert_ffn_size",
-    "shared_expert_gate",
-    "router_bias",
-    "num_dense_layers",
-)
-_MLA_FIELDS = ("q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+def _has_experts(layer: Layer) -> bool:
+    return any(block.family is Family.EXPERTS for block in layer)
 
 
-def check_count(value: object, *, key: str, minimum: int = 1, most: int = MAX_COUNT) -> int:
-    """Return `value` if it is a whole number in the range of sizes.
-
-    Raises:
-        ConfigError: it is none; the error names `key`.
-    """
-    if isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= most:
-        return value
-    raise ConfigError(f"must be a whole number from {minimum} to {most}", key=key, value=value)
+def _name_of(layer: Layer) -> str:
+    return "layer with experts" if _has_experts(layer) else "dense layer"
 
 
-def _check_types(spec: ModelSpec) -> None:
-    known = {field.name: field.type for field in fields(spec)}  # annotations are text in this module
-    for name, kind in known.items():
-        value = getattr(spec, name)
-        if kind == "int":
-            most = MAX_LAYERS if name == "num_layers" else MAX_COUNT
-            check_count(value, key=name, minimum=1 if name in _AT_LEAST_ONE else 0, most=most)
-        elif kind == "bool" and not isinstance(value, bool):
-            raise ConfigError("must be true or false", key=name, value=value)
-        elif kind == "str" and not (isinstance(value, str) and value.strip()):
-            raise ConfigError("must be text", key=name, value=value)
-    if spec.norm not in get_args(Norm):
-        raise ConfigError("unknown norm", key="norm", value=spec.norm, nearest=did_you_mean(spec.norm, get_args(Norm)))
-    for name in spec.assumed:
-        if name not in known:
-            raise ConfigError("names no field of a model", key="assumed", value=name, nearest=did_you_mean(name, known))
+def describe_model(model: ModelSpec) -> dict[str, Any]:
+    """Return the sizes of a model as JSON: the keys of a plain decoder, or its blocks and the blocks of every layer."""
+    if model.decoder is not None:
+        return asdict(model.decoder)
+    kinds = [[model.block_names[at] for at in piece.blocks] for piece in model.pieces]
+    own = ("name", "source", "assumed", "hidden_size", "tied_embeddings", "norm", "num_mtp_layers")
+    named = zip(model.block_names, model.blocks, strict=True)
+    return {
+        **{name: getattr(model, name) for name in own},
+        "blocks": {name: {"kind": block.kind, **_sizes_of(block)} for name, block in named},
+        "layers": [kinds[at] for at in model.piece_of_layer.tolist()],
+    }
 
 
-def _check_attention(spec: ModelSpec) -> None:
-    if spec.num_heads % spec.num_kv_heads:
-        nearest = f"nearest: {_nearest_divisor(spec.num_heads, spec.num_kv_heads)}"
-        raise _refusal(spec, "num_kv_heads", f"must divide the model's {spec.num_heads} attention heads", nearest)
-    if not spec.uses_mla:
-        _check_unused(spec, _MLA_FIELDS, switch="kv_lora_rank")
-        return
-    for name in _MLA_FIELDS[1:]:
-        check_count(getattr(spec, name), key=name)
-    width = spec.qk_nope_head_dim + spec.qk_rope_head_dim
-    if spec.head_dim != width:
-        rule = "must be qk_nope_head_dim + qk_rope_head_dim with latent attention (kv_lora_rank > 0)"
-        raise _refusal(spec, "head_dim", rule, f"valid: {width}")
-    if spec.num_kv_heads != spec.num_heads:
-        rule = "must equal the attention heads with latent attention (kv_lora_rank > 0)"
-        raise _refusal(spec, "num_kv_heads", rule, f"valid: {spec.num_heads}")
-
-
-def _check_experts(spec: ModelSpec) -> None:
-    if not spec.is_moe:
-        _check_unused(spec, _MOE_FIELDS, switch="num_experts")
-        return
-    for name in ("top_k", "expert_ffn_size"):
-        check_count(getattr(spec, name), key=name)
-    if spec.top_k > spec.num_experts:
-        raise _refusal(spec, "top_k", "must not exceed the number of experts", f"at most {spec.num_experts}")
-    if bool(spec.num_shared_experts) != bool(spec.shared_expert_ffn_size):
-        rule = f"must be above 0 exactly where num_shared_experts ({spec.num_shared_experts}) is"
-        raise _refusal(spec, "shared_expert_ffn_size", rule)
-    if spec.moe_layer_period > spec.num_layers:
-        rule = f"must not exceed the {spec.num_layers} layers"
-        raise _refusal(spec, "moe_layer_period", rule, f"at most {spec.num_layers}")
-    last_moe_layer = spec.num_layers // spec.moe_layer_period * spec.moe_layer_period - 1
-    if spec.num_dense_layers > last_moe_layer:
-        rule = f"must leave at least one of the {spec.num_layers} layers to the experts"
-        raise _refusal(spec, "num_dense_layers", rule, f"at most {last_moe_layer}")
-
-
-def _check_unused(spec: ModelSpec, names: tuple[str, ...], *, switch: str) -> None:
-    for name in names:
-        if getattr(spec, name):
-            raise _refusal(spec, name, f"has a meaning only where {switch} is above 0")
-
-
-def _refusal(spec: ModelSpec, name: str, rule: str, nearest: str | None = None) -> ConfigError:
-    return ConfigError(rule, key=name, value=getattr(spec, name), nearest=nearest)
-
-
-def _nearest_divisor(number: int, wanted: int) -> int:
-    """Return the largest divisor of `number` below `wanted`, which is no divisor itself."""
-    return next(divisor for divisor in range(min(wanted, number), 0, -1) if number % divisor == 0)
+def _sizes_of(block: AbstractBlock) -> dict[str, Any]:
+    assert is_dataclass(block), "a kind of block is a dataclass of its sizes"
+    return asdict(block)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.training_job import TrainingJob
+from hardware.arrays import IntArray
 from hardware.cluster import Cluster
 
 
@@ -34,20 +37,32 @@ class Reduction:
 
 def least_layers(model: ModelSpec) -> int:
     """Return the smallest number of layers that includes every kind of layer of the model."""
-    return max(model.moe_layer_period, 2) if model.num_dense_layers else model.moe_layer_period
+    if model.decoder is not None:
+        period = model.decoder.moe_layer_period
+        return max(period, 2) if model.decoder.num_dense_layers else period
+    kinds = len(np.unique(model.piece_of_layer))
+    sampled = (model.piece_of_layer[_sample(model.num_layers, layers)] for layers in range(1, model.num_layers + 1))
+    return next(len(pieces) for pieces in sampled if len(np.unique(pieces)) == kinds)
 
 
 def with_layers(model: ModelSpec, layers: int) -> ModelSpec:
-    """Return the model with fewer layers, at least `least_layers`; at most half of them are leading dense layers.
+    """Return the model with fewer layers, at least `least_layers`.
+
+    At most half of them are leading dense layers. Of a model of other blocks evenly spread layers are kept.
 
     Raises:
         ConfigError: the number of layers is too small for the model's experts.
     """
     if layers == model.num_layers:
         return model
-    return replace(
-        model,
-        name=f"{model.name} of {layers} layer{'s' if layers > 1 else ''}",
-        num_layers=layers,
-        num_dense_layers=min(model.num_dense_layers, layers // 2),
+    name = f"{model.name} of {layers} layer{'s' if layers > 1 else ''}"
+    if model.decoder is None:
+        return replace(model, name=name, layers=tuple(model.layers[at] for at in _sample(model.num_layers, layers)))
+    return model.changed(
+        name=name, num_layers=layers, num_dense_layers=min(model.decoder.num_dense_layers, layers // 2)
     )
+
+
+def _sample(num_layers: int, layers: int) -> IntArray:
+    """Return the positions of so many of the layers, spread evenly."""
+    return ((np.arange(layers) + 0.5) * num_layers / layers).astype(np.int64)

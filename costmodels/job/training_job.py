@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from costmodels.job.model_spec import ModelSpec, check_count
+from costmodels.job.decoder import check_count
+from costmodels.job.model_spec import ModelSpec
 from costmodels.job.optimizers import DEFAULT_OPTIMIZER, MOMENT_BYTES, OPTIMIZERS
 from costmodels.job.parallel_config import DIMENSIONS, FurtherValues, Value
 from costmodels.job.sequences import Sequences, check_rows, pack_rows

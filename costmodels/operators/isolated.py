@@ -12,17 +12,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from costmodels.blocks.builder import UNFUSED_PASSES
+from costmodels.blocks.operator import COLLECTIVES, Family, Operator, OpKind, Phase
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.training_job import NARROW_BYTES
 from costmodels.operators.kernels import alone_s, collective_alone_s
-from costmodels.operators.layer_operators import COLLECTIVES, UNFUSED_PASSES, Block, Operator, OpKind, Phase
 from hardware.cluster import Cluster
 
 PASSES: dict[str, tuple[float, float]] = {
-    "swiglu": (3 * UNFUSED_PASSES, 5 * UNFUSED_PASSES),
-    "gelu": (2 * UNFUSED_PASSES, 3 * UNFUSED_PASSES),
-    "rotary": (2 * UNFUSED_PASSES, 2 * UNFUSED_PASSES),
-    "residual": (3 * UNFUSED_PASSES, 3 * UNFUSED_PASSES),
+    "swiglu": (3 * 5 * UNFUSED_PASSES),
+    "gelu": (2 * 3 * UNFUSED_PASSES),
+    "rotary": (2 * 2 * UNFUSED_PASSES),
+    "residual": (3 * 3 * UNFUSED_PASSES),
     "cross_entropy": (17, 8),
 }
 """Memory passes of an elementwise operator, forward and backward, as `layer_operators.step_operators` counts them for a
@@ -105,7 +106,8 @@ def isolated_operator(call: IsolatedCall) -> Operator:
     return Operator(
         name=call.role,
         kind=call.kind,
-        block=Block.DENSE_MLP,
+        block="",
+        family=Family.MLP,
         phase=call.phase,
         precision=call.precision,
         shape=np.array([call.shape]),

@@ -12,12 +12,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from costmodels.blocks.operator import Operator, OpKind, Phase
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import NARROW_BYTES, TrainingJob
 from costmodels.operators.attention import attention_alone_s
 from costmodels.operators.kernel_catalog import kernel_constants, matmul_table
-from costmodels.operators.layer_operators import Collective, Operator, OpKind, Phase
+from costmodels.operators.layer_operators import Collective
 from costmodels.operators.matmul import matmul_alone_s
 from hardware.arrays import FloatArray
 from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, send_recv_s

@@ -12,18 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.operators.layer_operators import BLOCKS, Block, OpKind
+from costmodels.blocks.operator import OpKind
+from costmodels.job.layer_change import PLANNED_BLOCKS
 from costmodels.sharding.graph import STATE, Graph, TensorKind
 from costmodels.sharding.plan import Plan, PlanCost, PlannedCollective
 from costmodels.step.breakdown import EXPOSED_PARTS
 from hardware.arrays import FloatArray
 
-OUTSIDE = {"embedding": Block.EMBEDDING, "head": Block.HEAD}
+OUTSIDE = ("embedding", "head")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BlockFigures:
-    """Seconds of one block and micro-batch; B blocks in the order of BLOCKS.
+    """Seconds of one block and micro-batch; B blocks in the order of PLANNED_BLOCKS.
 
     Attributes:
         compute_s: Compute time of the forward and the backward pass [2, B] [s].
@@ -44,9 +45,9 @@ def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
     graph, turn = plan.graph, plan.graph.first_backward
     assert turn is not None, f"{graph.name!r} must mark the start of its backward pass"
     blocks = [_block_of(op.name) for op in graph.ops]
-    compute_s = np.zeros((2, len(BLOCKS)))
-    exposed_s = np.zeros((2, len(EXPOSED_PARTS), len(BLOCKS)))
-    once_s = np.zeros(len(BLOCKS))
+    compute_s = np.zeros((2, len(PLANNED_BLOCKS)))
+    exposed_s = np.zeros((2, len(EXPOSED_PARTS), len(PLANNED_BLOCKS)))
+    once_s = np.zeros(len(PLANNED_BLOCKS))
     # The optimizer's update is left out: it runs once a step, not once a micro-batch.
     for number, (op, seconds) in enumerate(zip(graph.ops, cost.compute_s.tolist(), strict=True)):
         if not runs_once(graph, number):
@@ -58,7 +59,7 @@ def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
         else:
             # A collective may run less often than its operator, for example once after a loop.
             often = each.times / graph.ops[each.op].times
-            part = EXPOSED_PARTS.index(_part_of(plan, each, BLOCKS[block]))
+            part = EXPOSED_PARTS.index(_part_of(plan, each, PLANNED_BLOCKS[block]))
             exposed_s[int(each.op >= turn), part, block] += often * each.seconds
     # equal layers are sharded alike, so that the mean is the figure of each
     layers = _times_of_blocks(graph)
@@ -90,23 +91,23 @@ def ratios(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
 
 
 def _block_of(name: str) -> int:
-    """Return the index in BLOCKS of the block that an operator belongs to."""
+    """Return the index in PLANNED_BLOCKS of the block that an operator belongs to."""
     place, *inside = name.split(".")
     if place == "layers":
-        return BLOCKS.index(Block(inside[1]))
-    return BLOCKS.index(OUTSIDE.get(place, Block.EMBEDDING))
+        return PLANNED_BLOCKS.index(inside[1])
+    return PLANNED_BLOCKS.index(place if place in OUTSIDE else "embedding")
 
 
-def _part_of(plan: Plan, collective: PlannedCollective, block: Block) -> str:
+def _part_of(plan: Plan, collective: PlannedCollective, block: str) -> str:
     names = [plan.mesh.names[axis] for axis in collective.move.axes]
-    if "dp" in names or (block == Block.MOE_MLP and collective.move.kind == OpKind.ALL_TO_ALL):
+    if "dp" in names or (block == "moe_mlp" and collective.move.kind == OpKind.ALL_TO_ALL):
         return "ep"
     return names[0]
 
 
 def _times_of_blocks(graph: Graph) -> FloatArray:
     """Count the layers that contain each block [B]; blocks outside of layers count 1."""
-    found: list[set[str]] = [set() for _ in BLOCKS]
+    found: list[set[str]] = [set() for _ in PLANNED_BLOCKS]
     for op in graph.ops:
         place, *inside = op.name.split(".")
         found[_block_of(op.name)].add(inside[0] if place == "layers" else "")

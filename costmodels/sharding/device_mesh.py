@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from hardware.cluster import Cluster
 from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError

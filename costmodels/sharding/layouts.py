@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
 
 REPLICATED, PARTIAL = -1, -2

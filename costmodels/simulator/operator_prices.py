@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from costmodels.blocks.operator import Operator
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import KernelTime, execution_s, kernel_s
-from costmodels.operators.layer_operators import SHAPE_DIMENSIONS, Block, Operator, recomputed_share, step_operators
+from costmodels.operators.layer_operators import SHAPE_DIMENSIONS, recomputed_share, step_operators
 from costmodels.step.communication import issued_collectives
 from costmodels.step.launches import is_launched
 from hardware.arrays import FloatArray
@@ -32,14 +33,14 @@ class _Batch:
         shapes: Grid of the shapes [u].
         operators: Operators of all shapes.
         recomputed: Share of each operator that the backward pass runs again, by its name [u].
-        launches: Kernels and collectives that the host launches for one micro-batch of each block [u].
+        launches: Kernels and collectives that the host launches for one micro-batch of each block [2, B, u].
         seconds: Time of each operator by its name [s], [u], on each device that has been asked for.
     """
 
     shapes: ConfigGrid
     operators: tuple[Operator, ...]
     recomputed: Mapping[str, FloatArray]
-    launches: Mapping[Block, tuple[FloatArray, FloatArray]]
+    launches: FloatArray
     seconds: dict[Device, Mapping[str, FloatArray]] = field(default_factory=dict)
 
 
@@ -74,16 +75,12 @@ class OperatorPrices:
         operators = step_operators(self._job, self._runtime, shapes)
         recomputed = {op.name: recomputed_share(self._job, self._runtime, op, shapes) for op in operators}
         # A recomputed kernel is launched twice.
-        kernels = {block: np.zeros(len(shapes)) for block in Block}
+        place = {name: at for at, name in enumerate(self._job.model.block_names)}
+        kernels = np.zeros((len(place), len(shapes)))
         for op in operators:
-            kernels[op.block] += is_launched(self._runtime, op) * (1.0 + recomputed[op.name])
+            kernels[place[op.block]] += is_launched(self._runtime, op) * (1.0 + recomputed[op.name])
         issued = issued_collectives(self._job, self._runtime, shapes)
-        return _Batch(
-            shapes=shapes,
-            operators=operators,
-            recomputed=recomputed,
-            launches={block: (kernels[block], issued[block]) for block in Block},
-        )
+        return _Batch(shapes=shapes, operators=operators, recomputed=recomputed, launches=np.stack([kernels, issued]))
 
     def operators(self, config: ParallelConfig) -> tuple[Operator, ...]:
         """Return the operators of a configuration and of others; their arrays are those of all."""
@@ -104,13 +101,10 @@ class OperatorPrices:
         batch, row = self._place[_shape_of(config)]
         return {name: float(share[row]) for name, share in batch.recomputed.items() if share[row] > 0}
 
-    def launches(self, config: ParallelConfig) -> dict[Block, tuple[float, float]]:
-        """Count the kernels and collectives that the host launches for a micro-batch of each block, in both passes."""
+    def launches(self, config: ParallelConfig) -> FloatArray:
+        """Count the kernels and collectives that a micro-batch of each block launches, both passes [2, B]."""
         batch, row = self._place[_shape_of(config)]
-        return {
-            block: (float(kernels[row]), float(collectives[row]))
-            for block, (kernels, collectives) in batch.launches.items()
-        }
+        return np.asarray(batch.launches[..., row])
 
 
 def _shape_of(config: ParallelConfig) -> tuple[object, ...]:

@@ -20,18 +20,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
+import numpy as np
+
+from costmodels.blocks.operator import Family, OpKind, Phase
+from costmodels.job.model_spec import ModelSpec, Piece
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, collective_latency_s, collective_s
-from costmodels.operators.layer_operators import Block, OpKind, Phase, is_core
 from costmodels.simulator.operator_prices import OperatorPrices
 from costmodels.step.breakdown import EXPOSED_PARTS
 from costmodels.step.changed_layers import added_s, change_of, compute_ratio, exposed_ratio
-from costmodels.step.communication import layer_collectives
+from costmodels.step.communication import block_sites, layer_collectives
 from costmodels.step.placement import Groups
+from hardware.arrays import FloatArray
 from hardware.device import Device
 from hardware.group_links import GroupLinks
 
@@ -87,15 +90,6 @@ class Segment:
 Program = tuple[Segment, ...]
 
 
-class Piece(StrEnum):
-    """Piece of the model that a stage holds."""
-
-    DENSE_LAYER = "dense layer"
-    MOE_LAYER = "layer with experts"
-    EMBEDDING = "embedding"
-    HEAD = "head"
-
-
 def piece_programs(
     job: TrainingJob,
     runtime: RuntimeProfile,
@@ -105,8 +99,8 @@ def piece_programs(
     *,
     prices: OperatorPrices,
     collective_time: CollectiveTime = collective_s,
-) -> dict[tuple[Piece, Phase], Program]:
-    """Return the program of every piece in each pass; recomputed operators run in the backward pass.
+) -> dict[tuple[int, Phase], Program]:
+    """Return the program of every piece of the model in each pass; recomputed operators run in the backward pass.
 
     Args:
         job: Training job.
@@ -118,27 +112,18 @@ def piece_programs(
         collective_time: Model of a collective's time.
     """
     builder = _Builder(job, runtime, config, groups, device, prices, collective_time)
-    programs = {(Piece.EMBEDDING, phase): builder.embedding(phase) for phase in Phase}
-    programs |= {(Piece.HEAD, phase): builder.head(phase) for phase in Phase}
-    programs |= {(Piece.DENSE_LAYER, phase): builder.layer(Block.DENSE_MLP, phase) for phase in Phase}
-    if job.model.is_moe:
-        programs |= {(Piece.MOE_LAYER, phase): builder.layer(Block.MOE_MLP, phase) for phase in Phase}
+    programs = {
+        (at, phase): builder.piece(piece, phase) for at, piece in enumerate(job.model.pieces) for phase in Phase
+    }
     return {
         key: tuple(segment for segment in program if segment.kernels or segment.traffic)
         for key, program in programs.items()
     }
 
 
-def piece_launches(prices: OperatorPrices, config: ParallelConfig) -> dict[Piece, tuple[float, float]]:
-    """Count the kernels and collectives that the host launches for one micro-batch of each piece, in both passes."""
-    each = prices.launches(config)
-    attention = each[Block.ATTENTION]
-    # A layer is its attention block and one MLP block.
-    layers = {
-        piece: (attention[0] + each[block][0], attention[1] + each[block][1])
-        for piece, block in ((Piece.DENSE_LAYER, Block.DENSE_MLP), (Piece.MOE_LAYER, Block.MOE_MLP))
-    }
-    return layers | {Piece.EMBEDDING: each[Block.EMBEDDING], Piece.HEAD: each[Block.HEAD]}
+def piece_launches(model: ModelSpec, prices: OperatorPrices, config: ParallelConfig) -> FloatArray:
+    """Count the kernels and collectives that one micro-batch of each piece launches, both passes [2, P]."""
+    return np.asarray(prices.launches(config) @ model.blocks_of_piece.T)
 
 
 class _Builder:
@@ -154,13 +139,14 @@ class _Builder:
         prices: OperatorPrices,
         collective_time: CollectiveTime,
     ) -> None:
-        self.job, self.runtime, self.config = job, runtime, config
+        self.model, self.runtime, self.config = job.model, runtime, config
         grid = ConfigGrid.from_configs([config])
+        self.sites = block_sites(job, runtime, grid)
         # A sharding plan scales the kernels and collectives of its shapes, and adds collectives of its own.
         self.change = change_of(runtime.layer_changes, grid)
         self.links = {part: link_between(getattr(groups, part)) for part in EXPOSED_PARTS}
         self.operators = prices.operators(config)
-        self.core_names = frozenset(op.name for op in self.operators if is_core(op))
+        self.core_names = frozenset(op.name for op in self.operators if op.is_core)
         self.recomputed = prices.recomputed(config)
         seconds = prices.seconds(config, device)
         self.kernels = {
@@ -178,51 +164,56 @@ class _Builder:
             for site, collective in layer_collectives(job, runtime, grid, groups).items()
         }
 
-    def layer(self, mlp: Block, phase: Phase) -> Program:
-        """Return the program of a whole layer in one pass."""
-        blocks = {Block.ATTENTION: self._attention, mlp: self._moe if mlp == Block.MOE_MLP else self._dense}
-        forward = [self._apply_plan(build(Phase.FORWARD), block, Phase.FORWARD) for block, build in blocks.items()]
+    def piece(self, piece: Piece, phase: Phase) -> Program:
+        """Return the program of a whole piece in one pass."""
+        blocks = piece.blocks
+        forward = [self._apply_plan(self._block(block, Phase.FORWARD), block, Phase.FORWARD) for block in blocks]
         if phase == Phase.FORWARD:
-            return self._overlap_expert_exchanges(sum(forward, ()), mlp, passes=1)
-        again = self._repeat_forward(forward, (Block.ATTENTION, mlp))
+            return self._overlap_expert_exchanges(sum(forward, ()), blocks, passes=1)
         # The backward pass runs the blocks in the opposite order, after the recomputed part.
-        backward = sum(
-            (
-                self._apply_plan(build(Phase.BACKWARD), block, Phase.BACKWARD)
-                for block, build in reversed(blocks.items())
-            ),
-            (),
-        )
-        return self._overlap_expert_exchanges(again + backward, mlp, passes=2 if self._is_full else 1)
+        again = self._repeat_forward(forward, blocks) if piece.is_layer else ()
+        backward = [
+            self._apply_plan(self._block(block, Phase.BACKWARD), block, Phase.BACKWARD) for block in reversed(blocks)
+        ]
+        passes = 2 if self._is_full else 1
+        return self._overlap_expert_exchanges(again + sum(backward, ()), blocks, passes=passes)
 
-    def embedding(self, phase: Phase) -> Program:
+    def _block(self, block: int, phase: Phase) -> Program:
+        """Return the program of one block, as its family runs."""
+        build = {
+            Family.MIXER: self._mixer,
+            Family.MLP: self._dense,
+            Family.EXPERTS: self._moe,
+            Family.EMBEDDING: self._embedding,
+            Family.HEAD: self._head,
+        }
+        return build[self.model.blocks[block].family](block, phase)
+
+    def _embedding(self, block: int, phase: Phase) -> Program:
         """Return the lookup; its output is scattered over tp, and the output's gradient is gathered."""
-        kernels = Segment(kernels=self._kernels_of(Block.EMBEDDING, phase))
+        kernels = Segment(kernels=self._kernels_of(block, phase))
         if phase == Phase.FORWARD:
-            program = kernels, Segment(traffic=self._tensor_calls(scatters=1, reductions=1))
-        else:
-            program = Segment(traffic=self._tensor_calls(gathers=1)), kernels
-        return self._apply_plan(program, Block.EMBEDDING, phase)
+            return kernels, Segment(traffic=self._tensor_calls(scatters=1, reductions=1))
+        return Segment(traffic=self._tensor_calls(gathers=1)), kernels
 
-    def head(self, phase: Phase) -> Program:
+    def _head(self, block: int, phase: Phase) -> Program:
         """Return the last norm, the product with the vocabulary, and the loss.
 
         Forward the head gathers its input; backward it scatters the gradient of the input.
         """
-        kernels = self._kernels_of(Block.HEAD, phase)
+        kernels = self._kernels_of(block, phase)
+        if phase == Phase.BACKWARD:
+            return Segment(kernels=kernels), Segment(traffic=self._tensor_calls(scatters=1, reductions=1))
         at = _first_product(kernels)
-        program: Program = (
+        return (
             Segment(kernels=kernels[:at]),
             Segment(traffic=self._tensor_calls(gathers=1)),
             Segment(kernels=kernels[at : at + 1]),
             Segment(traffic=self._calls("tp.softmax", 3)),
             Segment(kernels=kernels[at + 1 :]),
         )
-        if phase == Phase.BACKWARD:
-            program = Segment(kernels=kernels), Segment(traffic=self._tensor_calls(scatters=1, reductions=1))
-        return self._apply_plan(program, Block.HEAD, phase)
 
-    def _apply_plan(self, program: Program, block: Block, phase: Phase) -> Program:
+    def _apply_plan(self, program: Program, block: int, phase: Phase) -> Program:
         if self.change is None:
             return program
         added = tuple(
@@ -233,22 +224,22 @@ class _Builder:
                 seconds=seconds / self.runtime.network_efficiency,
                 link=self.links[part],
             )
-            for part, seconds in added_s(self.change, block, phase).items()
+            for part, seconds in added_s(self.change, self.model.block_names[block], phase).items()
             if seconds > 0
         )
         return (*self._scale_by_plan(program, block, phase), Segment(traffic=added))
 
-    def _scale_by_plan(self, program: Program, block: Block, phase: Phase) -> Program:
-        change = self.change
+    def _scale_by_plan(self, program: Program, block: int, phase: Phase) -> Program:
+        change, name = self.change, self.model.block_names[block]
         if change is None:
             return program
         return tuple(
             Segment(
-                kernels=_scale(segment.kernels, compute_ratio(change, block, phase)),
+                kernels=_scale(segment.kernels, compute_ratio(change, name, phase)),
                 traffic=tuple(
                     scaled
                     for work in segment.traffic
-                    for scaled in _scale((work,), exposed_ratio(change, block, work.part))
+                    for scaled in _scale((work,), exposed_ratio(change, name, work.part))
                     if scaled.seconds > 0
                 ),
             )
@@ -259,13 +250,14 @@ class _Builder:
     def _is_full(self) -> bool:
         return self.config.recompute == "full"
 
-    def _repeat_forward(self, forward: Sequence[Program], blocks: Sequence[Block]) -> Program:
+    def _repeat_forward(self, forward: Sequence[Program], blocks: Sequence[int]) -> Program:
         """Return the part that the backward pass runs again: whole layers with their collectives, or some operators."""
+        in_layer = self.model.is_layer_block
         if self._is_full:
-            return sum(forward, ())
+            return sum((program for program, block in zip(forward, blocks, strict=True) if in_layer[block]), ())
         return sum((self._scale_by_plan(self._select_recomputed(block), block, Phase.BACKWARD) for block in blocks), ())
 
-    def _select_recomputed(self, block: Block) -> Program:
+    def _select_recomputed(self, block: int) -> Program:
         """Return the operators of a block that selective recomputation runs again."""
         kernels = tuple(
             replace(work, seconds=work.seconds * self.recomputed[work.name])
@@ -274,52 +266,55 @@ class _Builder:
         )
         core = tuple(work for work in kernels if work.name in self.core_names)
         others = tuple(work for work in kernels if work not in core)
-        return (*(self._exchange_around(core, Phase.FORWARD) if core else ()), Segment(kernels=others))
+        return (*(self._exchange_around(block, core, Phase.FORWARD) if core else ()), Segment(kernels=others))
 
-    def _attention(self, phase: Phase) -> Program:
-        """Return the attention block: products, core with its exchanges, and products again."""
-        kernels = self._kernels_of(Block.ATTENTION, phase)
+    def _mixer(self, block: int, phase: Phase) -> Program:
+        """Return the program of a mixer: products, core with its exchanges, and products again."""
+        kernels = self._kernels_of(block, phase)
         # The core's kernels are contiguous: they cut the block into the products before and behind them.
         core = [at for at, work in enumerate(kernels) if work.name in self.core_names]
         before, inside, after = kernels[: core[0]], kernels[core[0] : core[-1] + 1], kernels[core[-1] + 1 :]
-        between = self._exchange_around(inside, phase)
+        between = self._exchange_around(block, inside, phase)
         if phase == Phase.FORWARD:
             return self._gather_input(before) + between + self._scatter_output(after)
         return self._output_gradients(before) + between + self._input_gradients(after)
 
-    def _exchange_around(self, core: tuple[Work, ...], phase: Phase) -> Program:
-        """Return the attention core with its exchanges: of heads, and around the ring."""
-        return Segment(traffic=self._calls("up.all_to_all")), *self._ring(core, phase)
+    def _exchange_around(self, block: int, core: tuple[Work, ...], phase: Phase) -> Program:
+        """Return the core of a mixer with its exchanges: of heads, and around the ring."""
+        own = self.sites[block]
+        sent, dealt = own.exchanges.heads is not None, own.exchanges.dealt is not None
+        traffic = self._calls(f"up.all_to_all{own.mixer}", sent) + self._calls(f"cp.all_to_all{own.mixer}", dealt)
+        if own.exchanges.ring is None:
+            return Segment(traffic=traffic), Segment(kernels=core)
+        return Segment(traffic=traffic), *self._ring(core, phase, own.mixer)
 
-    def _dense(self, phase: Phase) -> Program:
-        """Return the dense MLP; its activation is the middle of the block."""
-        kernels = self._kernels_of(Block.DENSE_MLP, phase)
-        middle = next(at for at, work in enumerate(kernels) if ".activation" in work.name)
+    def _dense(self, block: int, phase: Phase) -> Program:
+        """Return an MLP; its activation is the middle of the block, or its one product is both first and last."""
+        kernels = self._kernels_of(block, phase)
+        middle = next((at for at, work in enumerate(kernels) if ".activation" in work.name), len(kernels))
         first, last = kernels[:middle], kernels[middle:]
         if phase == Phase.FORWARD:
             return self._gather_input(first) + self._scatter_output(last)
         return self._output_gradients(first) + self._input_gradients(last)
 
-    def _moe(self, phase: Phase) -> Program:
+    def _moe(self, block: int, phase: Phase) -> Program:
         """Return the experts' block.
 
         Tokens are exchanged and gathered before the experts' products, and both are undone after them.
         """
-        kernels = self._kernels_of(Block.MOE_MLP, phase)
+        kernels, own = self._kernels_of(block, phase), self.sites[block]
         is_expert = [work.kind == OpKind.GROUPED_MATMUL for work in kernels]
         start, end = is_expert.index(True), len(kernels) - is_expert[::-1].index(True)
         # An overlapped exchange is spread over the products of the whole layer later on.
-        dispatch, combine = (self._calls(site) for site in self._exchange_sites())
+        dispatch, combine = (self._calls(site) for site in self._exchange_sites(block))
         if self.runtime.overlaps_experts:
             dispatch = combine = ()
-        shared = (
-            self._tensor_calls(gathers=1, scatters=1, reductions=1) if self.job.model.shared_expert_ffn_size else ()
-        )
+        shared = self._tensor_calls(gathers=1, scatters=1, reductions=1) if own.exchanges.tensor else ()
         return (
             Segment(kernels=kernels[:start]),
-            Segment(traffic=dispatch + self._calls("expert_tp.all_gather")),
+            Segment(traffic=dispatch + self._calls(f"expert_tp.all_gather{own.experts}")),
             Segment(kernels=kernels[start:end]),
-            Segment(traffic=self._calls("expert_tp.reduce_scatter") + combine + shared),
+            Segment(traffic=self._calls(f"expert_tp.reduce_scatter{own.experts}") + combine + shared),
             Segment(kernels=kernels[end:]),
         )
 
@@ -367,17 +362,17 @@ class _Builder:
             return (Segment(kernels=kernels, traffic=traffic),)
         return (Segment(traffic=traffic), Segment(kernels=kernels))
 
-    def _ring(self, core: tuple[Work, ...], phase: Phase) -> Program:
+    def _ring(self, core: tuple[Work, ...], phase: Phase, end: str) -> Program:
         """Return the attention core with the ring exchange of keys and values, backward of their gradients too.
 
         A hidden exchange still waits for each of its messages to begin.
         """
         cp, rounds = self.config.cp, 1 if phase == Phase.FORWARD else 2
         # Backward the ring carries gradients too, in fp32 if the runtime says so.
-        if rounds == 2 and "cp.gradients" in self.collectives:
-            exchanges = self._calls("cp.send_recv", cp - 1) + self._calls("cp.gradients", cp - 1)
+        if rounds == 2 and f"cp.gradients{end}" in self.collectives:
+            exchanges = self._calls(f"cp.send_recv{end}", cp - 1) + self._calls(f"cp.gradients{end}", cp - 1)
         else:
-            exchanges = self._calls("cp.send_recv", rounds * (cp - 1))
+            exchanges = self._calls(f"cp.send_recv{end}", rounds * (cp - 1))
         if not exchanges or not self.runtime.overlaps_ring:
             return Segment(traffic=exchanges), Segment(kernels=core)
         # The first of the cp steps works on local keys, so cp-1 steps can hide the exchange. A hidden exchange costs at
@@ -389,12 +384,16 @@ class _Builder:
         left = _scale(begins, (begins_s - exposed_s) / begins_s) if begins_s > exposed_s else ()
         return Segment(kernels=_scale(core, 1 / cp)), beside, Segment(traffic=left)
 
-    def _overlap_expert_exchanges(self, program: Program, mlp: Block, passes: int) -> Program:
+    def _overlap_expert_exchanges(self, program: Program, blocks: Sequence[int], passes: int) -> Program:
         """Return the program with the experts' exchanges spread over its products, if they overlap."""
-        ratio = exposed_ratio(self.change, mlp, "ep") if self.change else 1.0
-        sites = self._exchange_sites()
-        exchanges = tuple(work for site in sites for work in self._calls(site, passes * ratio))
-        if mlp != Block.MOE_MLP or not self.runtime.overlaps_experts or not exchanges:
+        exchanges: tuple[Work, ...] = ()
+        for block in blocks:
+            if self.sites[block].exchanges.routed is not None:
+                ratio = exposed_ratio(self.change, self.model.block_names[block], "ep") if self.change else 1.0
+                exchanges += tuple(
+                    work for site in self._exchange_sites(block) for work in self._calls(site, passes * ratio)
+                )
+        if not self.runtime.overlaps_experts or not exchanges:
             return program
         products_s = sum(work.seconds for segment in program for work in segment.kernels if self._is_product(work))
         found: list[Segment] = []
@@ -410,16 +409,19 @@ class _Builder:
             found += [Segment(kernels=others), Segment(kernels=products, traffic=traffic)]
         return tuple(found)
 
-    def _exchange_sites(self) -> tuple[str, str]:
+    def _exchange_sites(self, block: int) -> tuple[str, str]:
         """Return the collectives that send tokens to their experts, and the results back."""
-        return ("ep.all_gather", "ep.reduce_scatter") if self.runtime.gathers_tokens else ("ep.all_to_all",) * 2
+        end = self.sites[block].experts
+        if self.runtime.gathers_tokens:
+            return f"ep.all_gather{end}", f"ep.reduce_scatter{end}"
+        return (f"ep.all_to_all{end}",) * 2
 
     def _is_product(self, work: Work) -> bool:
         return work.kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL) and work.name not in self.core_names
 
-    def _kernels_of(self, block: Block, phase: Phase) -> tuple[Work, ...]:
+    def _kernels_of(self, block: int, phase: Phase) -> tuple[Work, ...]:
         """Return the kernels of a block in one pass, in the order in which they run."""
-        found = [op for op in self.operators if op.block == block]
+        found = [op for op in self.operators if op.block == self.model.block_names[block]]
         names = [op.name for op in found if op.phase == Phase.FORWARD]
         if phase == Phase.FORWARD:
             return tuple(self.kernels[name] for name in names)

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from costmodels.blocks.operator import Phase
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, KernelTime, collective_latency_s, kernel_s
-from costmodels.operators.layer_operators import BLOCKS, Block, Collective, Phase
+from costmodels.operators.layer_operators import Collective
 from costmodels.simulator.operator_prices import OperatorPrices
 from costmodels.simulator.pass_program import (
     INSIDE,
-    Piece,
     Program,
     link_between,
     piece_launches,
@@ -30,10 +30,10 @@ from costmodels.simulator.pass_program import (
     split_weight_gradients,
 )
 from costmodels.simulator.stage_work import NO_MESSAGE, Message, StageWork
-from costmodels.step.changed_layers import change_of
+from costmodels.step.changed_layers import change_of, of_blocks
 from costmodels.step.launches import beyond_device_s, hops_launch_s, issue_s
 from costmodels.step.pipeline.passes import Kind
-from costmodels.step.pipeline.schedules import chunk_of_layer, moe_layers
+from costmodels.step.pipeline.schedules import chunk_of_layer, mtp_part
 from costmodels.step.pipeline.transfers import hop_collectives, transfer_collectives
 from costmodels.step.placement import Groups, local_parameters, place_replica
 from costmodels.step.replicas import ReplicaKind
@@ -42,13 +42,6 @@ from costmodels.step.weights.passes import accumulation_s
 from costmodels.step.weights.traffic import weight_collectives, weight_traffic
 from hardware.arrays import FloatArray
 from hardware.link import combine_links, detour
-
-_BLOCKS_OF = {
-    Piece.DENSE_LAYER: (Block.ATTENTION, Block.DENSE_MLP),
-    Piece.MOE_LAYER: (Block.ATTENTION, Block.MOE_MLP),
-    Piece.EMBEDDING: (Block.EMBEDDING,),
-    Piece.HEAD: (Block.HEAD,),
-}
 
 
 def stage_works(
@@ -84,25 +77,27 @@ def _recompute_variants(config: ParallelConfig) -> dict[bool, ParallelConfig]:
 
 def virtual_stages(
     job: TrainingJob, runtime: RuntimeProfile, config: ParallelConfig
-) -> tuple[tuple[tuple[Piece, bool], ...], ...]:
+) -> tuple[tuple[tuple[int, bool], ...], ...]:
     """Return the pieces of each virtual stage [v], and whether each is a layer that is recomputed in full.
 
     The first layers of a virtual stage are the recomputed ones.
     """
     # The embedding opens the first virtual stage, and the head closes the last one.
-    num_virtual = config.pp * config.vpp
-    virtual_of_layer = chunk_of_layer(job.model, runtime, config.pp, config.vpp, config.assignment.layers)
+    model, num_virtual = job.model, config.pp * config.vpp
+    virtual_of_layer = chunk_of_layer(model, runtime, config.pp, config.vpp, config.assignment.layers)
     recomputed = config.assignment.recomputed or (0,) * num_virtual
-    found: list[list[tuple[Piece, bool]]] = [[] for _ in range(num_virtual)]
-    for virtual, is_moe in zip(virtual_of_layer.tolist(), moe_layers(job.model).tolist(), strict=True):
-        again = len(found[virtual]) < recomputed[virtual]
-        found[virtual].append((Piece.MOE_LAYER if is_moe else Piece.DENSE_LAYER, again))
-    found[0].insert(0, (Piece.EMBEDDING, False))
-    found[-1].append((Piece.HEAD, False))
+    found: list[list[tuple[int, bool]]] = [[] for _ in range(num_virtual)]
+    for virtual, piece in zip(virtual_of_layer.tolist(), model.piece_of_layer.tolist(), strict=True):
+        found[virtual].append((piece, len(found[virtual]) < recomputed[virtual]))
+    of_part = [len(pieces) for pieces in found]
+    if model.num_mtp_layers:
+        found[mtp_part(of_part)] += [(len(model.pieces) - 3, False)] * model.num_mtp_layers
+    found[0].insert(0, (len(model.pieces) - 2, False))
+    found[-1].append((len(model.pieces) - 1, False))
     return tuple(tuple(pieces) for pieces in found)
 
 
-_Programs = Mapping[tuple[Piece, bool, Kind], Program]
+_Programs = Mapping[tuple[int, bool, Kind], Program]
 
 
 class _Place(NamedTuple):
@@ -119,8 +114,8 @@ class _Place(NamedTuple):
     groups: Groups
     device: int
     programs: _Programs
-    program_s: Mapping[tuple[Piece, bool, Kind], float]
-    busy_s: Mapping[tuple[Piece, bool, Kind], Mapping[str, float]]
+    program_s: Mapping[tuple[int, bool, Kind], float]
+    busy_s: Mapping[tuple[int, bool, Kind], Mapping[str, float]]
 
 
 class _Builder:
@@ -144,7 +139,9 @@ class _Builder:
         self.shares_adapters = any(link.sharers > 1 for group in cluster.groups for link in group.nic_links)
         self.group_ends = np.cumsum([group.hosts for group in cluster.groups])
         self.virtual = virtual_stages(setting.job, setting.runtime, config)
-        self.launches = {again: piece_launches(prices, own) for again, own in _recompute_variants(config).items()}
+        self.launches = {
+            again: piece_launches(setting.job.model, prices, own) for again, own in _recompute_variants(config).items()
+        }
         self.found: dict[tuple[object, ...], StageWork] = {}
         self.places: dict[tuple[object, ...], _Place] = {}
         self.hops: dict[tuple[object, ...], Message] = {}
@@ -219,7 +216,7 @@ class _Builder:
 
     def _programs_on(self, device: int, groups: Groups) -> _Programs:
         """Return the programs of all pieces on one device, by kind of pass."""
-        found: dict[tuple[Piece, bool, Kind], Program] = {}
+        found: dict[tuple[int, bool, Kind], Program] = {}
         for again, config in _recompute_variants(self.config).items():
             programs = piece_programs(
                 self.job,
@@ -245,7 +242,7 @@ class _Builder:
         self,
         kind: ReplicaKind,
         stage: int,
-        chunks: tuple[tuple[tuple[Piece, bool], ...], ...],
+        chunks: tuple[tuple[tuple[int, bool], ...], ...],
         place: _Place,
         forward_hop: Message,
         backward_hop: Message,
@@ -255,7 +252,7 @@ class _Builder:
         pieces = [piece for chunk in chunks for piece, _ in chunk]
         # Parameters are counted twice: for the whole stage, which gives its traffic, and for each piece, which gives
         # its share of the stage's accumulation and messages.
-        held = np.array([_blocks_of(piece) for piece in pieces], dtype=np.float64).reshape(-1, len(BLOCKS))
+        held = np.eye(len(job.model.pieces))[pieces].reshape(len(pieces), len(job.model.pieces))
         whole = held.sum(axis=0, keepdims=True)
         bandwidth = np.array([self.cluster.devices[device].memory_bandwidth_bytes_per_s])
         local = local_parameters(job, grid, whole)
@@ -300,11 +297,13 @@ class _Builder:
     def _planned_once_s(self, whole: FloatArray) -> FloatArray:
         """Return the time that a sharding plan adds to the stage's traffic of weights, once per step [s], [1, 1].
 
-        `whole` counts the blocks of the stage [1, len(BLOCKS)].
+        `whole` counts the pieces of the stage [1, P].
         """
-        change = change_of(self.runtime.layer_changes, self.grid)
-        once_s = np.array(change.once_s) if change else np.zeros(len(BLOCKS))
-        return np.asarray((whole @ once_s)[:, None] / self.runtime.network_efficiency)
+        change, model = change_of(self.runtime.layer_changes, self.grid), self.job.model
+        if change is None:
+            return np.zeros((1, 1))
+        once_s = of_blocks(change.once_s, model.block_names, other=0.0)
+        return np.asarray((whole @ model.blocks_of_piece @ once_s)[:, None] / self.runtime.network_efficiency)
 
     def _host(self, kind: ReplicaKind, stage: int) -> int:
         return int(self.cluster.rank_host()[self.cells[stage, kind.first, 0]])
@@ -358,17 +357,12 @@ class _Builder:
         passes = [kind for kind in Kind if kind != Kind.WEIGHTS or self.splits_backward]
         positions = [(chunk, at) for chunk, pieces in enumerate(work.chunks) for at in range(len(pieces))]
         device_s = sum(work.device_s(chunk, at, kind) for chunk, at in positions for kind in passes)
-        launches = [self.launches[again][piece] for chunk in work.chunks for piece, again in chunk]
+        launches = [self.launches[again][:, piece].tolist() for chunk in work.chunks for piece, again in chunk]
         each_s = float(issue_s(self.runtime, self.grid, groups)[0])
         host_s = sum(kernels * self.runtime.launch_s + collectives * each_s for kernels, collectives in launches)
         host_s += float(hops_launch_s(self.runtime, self.config.pp, self.grid.vpp)[0])
         # Device and host time are combined as in the closed-form model.
         return 1.0 + float(beyond_device_s(np.array(device_s), np.array(host_s))) / device_s if device_s > 0 else 1.0
-
-
-def _blocks_of(piece: Piece) -> list[float]:
-    """Return 1 for each block that the piece contains, and 0 for the others [len(BLOCKS)]."""
-    return [float(block in _BLOCKS_OF[piece]) for block in BLOCKS]
 
 
 def _busy_s(program: Program) -> dict[str, float]:
@@ -380,7 +374,7 @@ def _busy_s(program: Program) -> dict[str, float]:
     return found
 
 
-def _by_chunk(values: FloatArray, chunks: tuple[tuple[tuple[Piece, bool], ...], ...]) -> tuple[tuple[float, ...], ...]:
+def _by_chunk(values: FloatArray, chunks: tuple[tuple[tuple[int, bool], ...], ...]) -> tuple[tuple[float, ...], ...]:
     ends = np.cumsum([len(chunk) for chunk in chunks])[:-1]
     return tuple(tuple(part.tolist()) for part in np.split(values, ends))
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from costmodels.simulator.pass_program import INSIDE, Piece, Program
+from costmodels.simulator.pass_program import INSIDE, Program
 from costmodels.step.pipeline.passes import Kind
 
 
@@ -42,7 +42,8 @@ class StageWork:
 
     Attributes:
         device: Name of the device that sets the stage's pace.
-        chunks: Pieces of each of its virtual stages, and whether each is recomputed in full.
+        chunks: Pieces of each of its virtual stages as positions in `ModelSpec.pieces`, and whether each is recomputed
+            in full.
         programs: Program of each piece in each kind of pass, plain and with its layer recomputed in full.
         program_s: Time of each program on the device [s].
         busy_s: Time for which each program keeps each link busy if nothing else uses it [s]; links are keyed by name.
@@ -71,10 +72,10 @@ class StageWork:
     """
 
     device: str
-    chunks: tuple[tuple[tuple[Piece, bool], ...], ...]
-    programs: Mapping[tuple[Piece, bool, Kind], Program]
-    program_s: Mapping[tuple[Piece, bool, Kind], float]
-    busy_s: Mapping[tuple[Piece, bool, Kind], Mapping[str, float]]
+    chunks: tuple[tuple[tuple[int, bool], ...], ...]
+    programs: Mapping[tuple[int, bool, Kind], Program]
+    program_s: Mapping[tuple[int, bool, Kind], float]
+    busy_s: Mapping[tuple[int, bool, Kind], Mapping[str, float]]
     overlap_efficiency: float
     stretch: float
     accumulation_s: tuple[tuple[float, ...], ...]
@@ -134,4 +135,4 @@ class StageWork:
     @property
     def gradients_kind(self) -> Kind:
         """Kind of pass that computes the gradients of the weights."""
-        return Kind.WEIGHTS if (Piece.HEAD, False, Kind.WEIGHTS) in self.programs else Kind.BACKWARD
+        return Kind.WEIGHTS if any(kind == Kind.WEIGHTS for _, _, kind in self.programs) else Kind.BACKWARD

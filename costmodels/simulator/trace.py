@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from costmodels.simulator.pass_program import Piece, Segment
+from costmodels.simulator.pass_program import Segment
 from costmodels.simulator.simulated_step import Simulation
 from costmodels.simulator.stage_work import StageWork
 from costmodels.simulator.step_tasks import Role
@@ -84,7 +84,7 @@ class _Collector:
         self.simulation = simulation
         self.pp = len(simulation.stages[0])
         self.names: dict[str, int] = {}
-        self.pieces: dict[tuple[int, Piece, bool, int, float], _PieceEvents] = {}
+        self.pieces: dict[tuple[int, int, bool, Kind, float], _PieceEvents] = {}
 
     def collect(self) -> OperatorEvents:
         """Collect the events of all tasks."""

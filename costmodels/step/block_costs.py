@@ -1,35 +1,25 @@
 """Costs of one block and micro-batch on each kind of device: kernels, exposed collectives and launches.
 
-Letters: d kinds of devices, u unique shape rows.
+Letters: B blocks of the model, d kinds of devices, u unique shape rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from costmodels.blocks.operator import Operator, OpKind, Phase
+from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, KernelTime, execution_s
-from costmodels.operators.layer_operators import (
-    BLOCKS,
-    Block,
-    Operator,
-    OpKind,
-    Phase,
-    attention_core,
-    is_core,
-    recomputed_share,
-    step_operators,
-    unique_tokens,
-)
-from costmodels.step.breakdown import EXPOSED_PARTS
-from costmodels.step.changed_layers import LAYER_BLOCKS, change_keys
-from costmodels.step.communication import Beside, BlockCommunication, block_communication
+from costmodels.operators.layer_operators import core_operators, recomputed_share, step_operators, unique_tokens
+from costmodels.step.changed_layers import change_keys, of_blocks
+from costmodels.step.communication import Beside, block_communication
 from costmodels.step.launches import is_launched
 from costmodels.step.placement import place, place_on
 from hardware.arrays import FloatArray, IntArray
@@ -38,7 +28,7 @@ from hardware.device import Device
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BlockTimes:
-    """Compute time of one block and micro-batch on one kind of device [s], each array [len(BLOCKS), u].
+    """Compute time of one block and micro-batch on one kind of device [s], each array [B, u].
 
     Attributes:
         forward: Time of the forward pass.
@@ -64,10 +54,10 @@ def block_times(
     # Outside the attention core, mbs, cp and up matter only through a rank's number of tokens, so those operators are
     # priced once per distinct number.
     tokens, token_of = unique_tokens(job, shapes)
-    outside = [operator for operator in step_operators(job, runtime, tokens) if not is_core(operator)]
+    outside = [operator for operator in step_operators(job, runtime, tokens) if not operator.is_core]
     both = (
         _sum_by_block(outside, job, device, runtime, tokens, kernel_time),
-        _sum_by_block(attention_core(job, runtime, shapes), job, device, runtime, shapes, kernel_time),
+        _sum_by_block(core_operators(job, runtime, shapes), job, device, runtime, shapes, kernel_time),
     )
     sums = {f.name: [getattr(times, f.name) for times in both] for f in fields(BlockTimes)}
     return BlockTimes(**{name: rest[:, token_of] + core for name, (rest, core) in sums.items()})
@@ -84,9 +74,10 @@ def _sum_by_block(
     """Add up the operators by block and by the use that later terms make of them."""
     # Tensor parallelism may run beside all products or beside those of weight gradients alone, the ring beside the
     # attention core. Therefore these times are summed apart as well.
-    sums = BlockTimes(**{f.name: np.zeros((len(BLOCKS), len(shapes))) for f in fields(BlockTimes)})
+    number = {name: at for at, name in enumerate(job.model.block_names)}
+    sums = BlockTimes(**{f.name: np.zeros((len(number), len(shapes))) for f in fields(BlockTimes)})
     for operator in operators:
-        block = BLOCKS.index(operator.block)
+        block = number[operator.block]
         seconds = execution_s(operator, device, job, runtime, shapes, kernel_time)
         runs = (operator.moved_bytes > 0) & is_launched(runtime, operator)
         if operator.phase == Phase.FORWARD:
@@ -98,7 +89,7 @@ def _sum_by_block(
         else:
             sums.backward[block] += seconds
             sums.launches[block] += runs
-        if is_core(operator):
+        if operator.is_core:
             sums.attention_core[block] += seconds
         elif operator.kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL):
             sums.products[block] += seconds
@@ -112,13 +103,13 @@ class BlockCosts:
     """Costs of one block and micro-batch, for every shape row [u].
 
     Attributes:
-        compute: Time of the forward and the backward pass on each kind of device [s], [d, 2, len(BLOCKS), u].
-        core: Part of both passes that the attention core takes [s], [d, 1, len(BLOCKS), u].
-        exposed: Exposed time of EXPOSED_PARTS beside the compute of each kind of device [s], [d, 4, len(BLOCKS), u].
-        hidden: Further time of the collectives of tp and ep, beside compute [s], [d, 4, len(BLOCKS), u]; the ring's is
+        compute: Time of the forward and the backward pass on each kind of device [s], [d, 2, B, u].
+        core: Part of both passes that the attention core takes [s], [d, 1, B, u].
+        exposed: Exposed time of EXPOSED_PARTS beside the compute of each kind of device [s], [d, 4, B, u].
+        hidden: Further time of the collectives of tp and ep, beside compute [s], [d, 4, B, u]; the ring's is
             not counted.
-        host: Time to launch the operators [s], and the number of collectives, [2, len(BLOCKS), u].
-        once_s: Time of weight collectives that a sharding plan adds to Megatron's plan once per step [s], [len(BLOCKS),
+        host: Time to launch the operators [s], and the number of collectives, [2, B, u].
+        once_s: Time of weight collectives that a sharding plan adds to Megatron's plan once per step [s], [B,
             u]; see layer_change.py.
     """
 
@@ -168,19 +159,20 @@ def block_costs(
         for of_device, own in zip(times, groups, strict=True)
     ]
     # Launches and collectives do not depend on the kind of device.
-    issued = [found[0].collectives[block] for block in BLOCKS]
     costs = BlockCosts(
         compute=np.array([(t.forward, t.backward) for t in times]),
         core=np.array([(t.attention_core,) for t in times]),
-        exposed=np.array([_exposed_parts(communication, shapes) for communication in found]),
-        hidden=np.array([_by_part(communication.hidden, shapes) for communication in found]),
-        host=np.array([times[0].launches * runtime.launch_s, issued]),
-        once_s=np.zeros((len(BLOCKS), len(shapes))),
+        exposed=np.array([communication.exposed for communication in found]),
+        hidden=np.array([communication.hidden for communication in found]),
+        host=np.array([times[0].launches * runtime.launch_s, found[0].collectives]),
+        once_s=np.zeros((len(setting.job.model.blocks), len(shapes))),
     )
-    return _apply_layer_changes(costs, runtime, shapes)
+    return _apply_layer_changes(costs, setting.job.model, runtime, shapes)
 
 
-def _apply_layer_changes(costs: BlockCosts, runtime: RuntimeProfile, shapes: ConfigGrid) -> BlockCosts:
+def _apply_layer_changes(
+    costs: BlockCosts, model: ModelSpec, runtime: RuntimeProfile, shapes: ConfigGrid
+) -> BlockCosts:
     """Apply the runtime's sharding plans to the shape rows [u] that they cover.
 
     Full recomputation runs a layer's forward pass again, so the repeated part changes by the forward ratio.
@@ -192,44 +184,23 @@ def _apply_layer_changes(costs: BlockCosts, runtime: RuntimeProfile, shapes: Con
     changed = {field.name: getattr(costs, field.name).copy() for field in fields(costs)}
     is_full = shapes.recompute == RECOMPUTE_MODES.index("full")
     # Full recomputation repeats the blocks of layers, but not the embedding and the head.
-    in_layer = np.array([block in LAYER_BLOCKS for block in BLOCKS])
+    in_layer, names = model.is_layer_block, model.block_names
     for row, change in found:
         # The backward time holds the repeated forward pass too. It is scaled by the backward ratio first, and the
         # difference between the ratios corrects the repeated part.
-        forward, backward = np.array(change.compute)
+        forward, backward = of_blocks(change.compute, names, other=1.0)
         again = in_layer * is_full[row]
         repeated = again * changed["compute"][:, 0, :, row]
         changed["compute"][:, 1, :, row] *= backward
         changed["compute"][:, 1, :, row] += (forward - backward) * repeated
         changed["compute"][:, 0, :, row] *= forward
-        forward_s, backward_s = np.array(change.added_s) / runtime.network_efficiency
-        changed["exposed"][..., row] *= np.array(change.exposed)
+        forward_s, backward_s = of_blocks(change.added_s, names, other=0.0) / runtime.network_efficiency
+        changed["exposed"][..., row] *= of_blocks(change.exposed, names, other=1.0)
         changed["exposed"][..., row] += (1 + again) * forward_s + backward_s
-        changed["once_s"][..., row] += np.array(change.once_s) / runtime.network_efficiency
+        changed["once_s"][..., row] += of_blocks(change.once_s, names, other=0.0) / runtime.network_efficiency
     return replace(costs, **changed)
 
 
 def _beside(times: BlockTimes) -> Beside:
     """Select the compute of one kind of device beside which communication may run."""
-    return Beside(
-        products=dict(zip(BLOCKS, times.products, strict=True)),
-        weight_gradients=dict(zip(BLOCKS, times.weight_gradients, strict=True)),
-        attention_core=times.attention_core.sum(axis=0),
-    )
-
-
-def _exposed_parts(found: BlockCommunication, shapes: ConfigGrid) -> list[list[FloatArray]]:
-    """Arrange the exposed communication of blocks by EXPOSED_PARTS [4, len(BLOCKS), u]."""
-    by_part: dict[str, dict[Block, FloatArray]] = {
-        "tp": found.tp,
-        "cp": {Block.ATTENTION: found.cp},
-        "up": {Block.ATTENTION: found.up},
-        "ep": {Block.MOE_MLP: found.ep},
-    }
-    return _by_part(by_part, shapes)
-
-
-def _by_part(by_part: Mapping[str, Mapping[Block, FloatArray]], shapes: ConfigGrid) -> list[list[FloatArray]]:
-    """Arrange times of blocks by EXPOSED_PARTS [4, len(BLOCKS), u]; those that are not given are 0."""
-    none = np.zeros(len(shapes))
-    return [[by_part.get(part, {}).get(block, none) for block in BLOCKS] for part in EXPOSED_PARTS]
+    return Beside(products=times.products, weight_gradients=times.weight_gradients, core=times.attention_core)

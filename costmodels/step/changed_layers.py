@@ -9,29 +9,35 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from costmodels.job.layer_change import KEYS, SHAPE, LayerChange
+from costmodels.blocks.operator import Phase
+from costmodels.job.layer_change import KEYS, PLANNED_BLOCKS, SHAPE, LayerChange
 from costmodels.job.parallel_config import ConfigGrid
-from costmodels.operators.layer_operators import BLOCKS, Block, Phase
 from costmodels.step.breakdown import EXPOSED_PARTS
-
-LAYER_BLOCKS = (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP)
-"""Blocks that belong to layers. Full recomputation runs them again."""
+from hardware.arrays import FloatArray
 
 
-def compute_ratio(change: LayerChange, block: Block, phase: Phase) -> float:
+def of_blocks(values: object, names: Sequence[str], *, other: float) -> FloatArray:
+    """Return the numbers of a change for the blocks of a model [..., B]; blocks that no plan shards get `other`."""
+    known = np.asarray(values, dtype=np.float64)
+    known = np.concatenate([known, np.full((*known.shape[:-1], 1), other)], axis=-1)
+    columns = [PLANNED_BLOCKS.index(name) if name in PLANNED_BLOCKS else len(PLANNED_BLOCKS) for name in names]
+    return known[..., columns]
+
+
+def compute_ratio(change: LayerChange, block: str, phase: Phase) -> float:
     """Return the compute of one block and pass relative to Megatron's plan."""
-    return change.compute[phase == Phase.BACKWARD][BLOCKS.index(block)]
+    return float(of_blocks(change.compute[phase == Phase.BACKWARD], (block,), other=1.0)[0])
 
 
-def exposed_ratio(change: LayerChange, block: Block, part: str) -> float:
+def exposed_ratio(change: LayerChange, block: str, part: str) -> float:
     """Return the communication of one block in one part of the breakdown relative to Megatron's plan."""
-    return change.exposed[EXPOSED_PARTS.index(part)][BLOCKS.index(block)]
+    return float(of_blocks(change.exposed[EXPOSED_PARTS.index(part)], (block,), other=1.0)[0])
 
 
-def added_s(change: LayerChange, block: Block, phase: Phase) -> dict[str, float]:
+def added_s(change: LayerChange, block: str, phase: Phase) -> dict[str, float]:
     """Return the time that one block and pass adds to each part, at the links' full speed [s per micro-batch]."""
-    of_phase = change.added_s[phase == Phase.BACKWARD]
-    return {part: of_phase[number][BLOCKS.index(block)] for number, part in enumerate(EXPOSED_PARTS)}
+    of_phase = of_blocks(change.added_s[phase == Phase.BACKWARD], (block,), other=0.0)
+    return dict(zip(EXPOSED_PARTS, of_phase[:, 0].tolist(), strict=True))
 
 
 def shape_keys(grid: ConfigGrid) -> list[tuple[int, ...]]:

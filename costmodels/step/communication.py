@@ -9,26 +9,25 @@ to all (GShard, Lepikhin et al. 2020).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from costmodels.blocks.contract import Exchanges
+from costmodels.blocks.operator import Family, OpKind, Phase
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, collective_s
 from costmodels.operators.layer_operators import (
-    Block,
     Collective,
-    OpKind,
-    Phase,
+    block_context,
     core_recomputed,
-    exchanged_kv_size,
     local_tokens,
     residual_tokens,
-    routed_tokens,
 )
+from costmodels.step.breakdown import EXPOSED_PARTS
 from costmodels.step.launches import captures_block
 from costmodels.step.placement import Groups
 from hardware.arrays import FloatArray
@@ -45,51 +44,91 @@ class LayerUse:
 
     Attributes:
         site: Name of the collective.
-        block: Block that executes the collective.
+        block: Position of the block that executes the collective in `ModelSpec.blocks`.
         phase: Forward or backward pass. Forward collectives that recomputation repeats count as forward again.
         count: Number of executions [n].
     """
 
     site: str
-    block: Block
+    block: int
     phase: Phase
     count: FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BlockCommunication:
-    """Exposed communication time of one micro-batch [s], both passes and recomputation together.
+    """Communication time of one micro-batch [s], both passes and recomputation together; B blocks of the model.
 
     Attributes:
-        tp: Time of tensor parallelism by block, each [n].
-        cp: Time of ring attention per attention block [n].
-        up: Time of Ulysses exchanges per attention block [n].
-        ep: Time of expert parallelism per MoE block [n].
-        hidden: Further time of the collectives, beside compute, by dimension and block, each [n].
-        collectives: Number of collectives that the host issues per block, each [n].
+        exposed: Exposed time by EXPOSED_PARTS and block [4, B, n].
+        hidden: Further time of the collectives of tp and ep, beside compute, by EXPOSED_PARTS and block [4, B, n].
+        collectives: Number of collectives that the host issues per block [B, n].
     """
 
-    tp: dict[Block, FloatArray]
-    cp: FloatArray
-    up: FloatArray
-    ep: FloatArray
-    hidden: dict[str, dict[Block, FloatArray]]
-    collectives: dict[Block, FloatArray]
+    exposed: FloatArray
+    hidden: FloatArray
+    collectives: FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Beside:
-    """Compute time of one block and micro-batch beside which communication may run [s], each array [n].
+    """Compute time of blocks and one micro-batch beside which communication may run [s], each array [B, n].
 
     Attributes:
-        products: Time of the matrix products of both passes, by block.
-        weight_gradients: Time of the products that compute the weights' gradients, by block.
-        attention_core: Time of the attention core in both passes.
+        products: Time of the matrix products of both passes.
+        weight_gradients: Time of the products that compute the weights' gradients.
+        core: Time of the core of a mixer in both passes.
     """
 
-    products: dict[Block, FloatArray]
-    weight_gradients: dict[Block, FloatArray]
-    attention_core: FloatArray
+    products: FloatArray
+    weight_gradients: FloatArray
+    core: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BlockSites:
+    """Exchanges of one block, and the ends of the names of its collectives.
+
+    Attributes:
+        exchanges: What the block's ranks exchange.
+        mixer: End of the names of the collectives of cp and up; empty for the model's first mixer, and for others that
+            send as much.
+        experts: End of the names of the collectives of experts.
+    """
+
+    exchanges: Exchanges
+    mixer: str
+    experts: str
+
+
+def block_sites(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> tuple[BlockSites, ...]:
+    """Return the exchanges of every block [B], for every configuration [n]."""
+    context, model = block_context(job, runtime, grid), job.model
+    every = [block.exchanges(context) for block in model.blocks]
+    mixer = _name_unlike([(own.ring, own.heads) for own in every], model.block_names)
+    experts = _name_unlike([(own.routed,) for own in every], model.block_names)
+    return tuple(BlockSites(exchanges=own, mixer=a, experts=b) for own, a, b in zip(every, mixer, experts, strict=True))
+
+
+def _name_unlike(values: Sequence[tuple[FloatArray | None, ...]], names: Sequence[str]) -> list[str]:
+    """Return an end of names for every block: empty for the first values that are there, and for equal ones."""
+    known: list[tuple[tuple[FloatArray | None, ...], str]] = []
+    found = []
+    for own, name in zip(values, names, strict=True):
+        if all(value is None for value in own):
+            found.append("")
+            continue
+        same = next((end for other, end in known if _are_equal(own, other)), None)
+        if same is None:
+            same = f".{name}" if known else ""
+            known.append((own, same))
+        found.append(same)
+    return found
+
+
+def _are_equal(one: tuple[FloatArray | None, ...], other: tuple[FloatArray | None, ...]) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(a is b if a is None or b is None else np.array_equal(a, b) for a, b in pairs)
 
 
 def exposed_s(runtime: RuntimeProfile, seconds: FloatArray, beside: FloatArray | float) -> FloatArray:
@@ -121,32 +160,42 @@ def layer_collectives(
     add("tp.all_reduce", OpKind.ALL_REDUCE, hidden, groups.tp)
     # The softmax over a split vocabulary reduces three fp32 numbers per token.
     add("tp.softmax", OpKind.ALL_REDUCE, 4 * tokens / efficiency, groups.tp)
-    if job.model.is_moe:
-        # Experts with a tensor degree of their own gather the routed tokens before their products and scatter the
-        # results. The all-to-all exchange moves top_k copies of every token instead.
-        gathered = width * routed_tokens(job, grid) * job.model.hidden_size
-        add("expert_tp.all_gather", OpKind.ALL_GATHER, gathered, groups.expert_tp)
-        add("expert_tp.reduce_scatter", OpKind.REDUCE_SCATTER, gathered, groups.expert_tp)
-        own = width * residual_tokens(job, grid) * job.model.hidden_size
-        if runtime.gathers_tokens:
-            # all ranks gather the tokens of the group, and sum up what their experts made of them (megatron-core
-            # moe/token_dispatcher.py, MoEAllGatherTokenDispatcher)
-            add("ep.all_gather", OpKind.ALL_GATHER, grid.ep * own, groups.ep)
-            add("ep.reduce_scatter", OpKind.REDUCE_SCATTER, grid.ep * own, groups.ep)
-        else:
-            dispatched = own * job.model.top_k
-            if runtime.deduplicates_tokens:
-                dispatched = dispatched * _distinct_share(job.model.top_k, groups.ep)
-            add("ep.all_to_all", OpKind.ALL_TO_ALL, (1 + runtime.expert_imbalance) * dispatched, groups.ep)
-    # One hop of the ring carries the keys and the values of a rank's share of the sequence.
-    block = 2 * tokens * exchanged_kv_size(job, grid) / efficiency
-    add("cp.send_recv", OpKind.SEND_RECV, job.element_bytes * block, groups.cp)
-    # Some runtimes accumulate the gradients of keys and values in fp32 on their way round the ring.
-    if runtime.fp32_ring_gradients:
-        add("cp.gradients", OpKind.SEND_RECV, 4 * block, groups.cp)
+    for own in block_sites(job, runtime, grid):
+        moved, end = own.exchanges, own.experts
+        if moved.routed is not None and f"expert_tp.all_gather{end}" not in found:
+            # Experts with a tensor degree of their own gather the routed tokens before their products and scatter the
+            # results. The all-to-all exchange moves top_k copies of every token instead.
+            gathered = width * moved.routed * job.model.hidden_size
+            add(f"expert_tp.all_gather{end}", OpKind.ALL_GATHER, gathered, groups.expert_tp)
+            add(f"expert_tp.reduce_scatter{end}", OpKind.REDUCE_SCATTER, gathered, groups.expert_tp)
+            own_bytes = width * residual_tokens(job, grid) * job.model.hidden_size
+            if runtime.gathers_tokens:
+                # all ranks gather the tokens of the group, and sum up what their experts made of them (megatron-core
+                # moe/token_dispatcher.py, MoEAllGatherTokenDispatcher)
+                add(f"ep.all_gather{end}", OpKind.ALL_GATHER, grid.ep * own_bytes, groups.ep)
+                add(f"ep.reduce_scatter{end}", OpKind.REDUCE_SCATTER, grid.ep * own_bytes, groups.ep)
+            else:
+                dispatched = own_bytes * moved.top_k
+                if runtime.deduplicates_tokens:
+                    dispatched = dispatched * _distinct_share(moved.top_k, groups.ep)
+                uneven = (1 + runtime.expert_imbalance) * dispatched
+                add(f"ep.all_to_all{end}", OpKind.ALL_TO_ALL, uneven, groups.ep)
+        end = own.mixer
+        if moved.ring is not None and f"cp.send_recv{end}" not in found:
+            # One hop of the ring carries the keys and the values of a rank's share of the sequence.
+            block = moved.ring / efficiency
+            add(f"cp.send_recv{end}", OpKind.SEND_RECV, job.element_bytes * block, groups.cp)
+            # Some runtimes accumulate the gradients of keys and values in fp32 on their way round the ring.
+            if runtime.fp32_ring_gradients:
+                add(f"cp.gradients{end}", OpKind.SEND_RECV, 4 * block, groups.cp)
+        if moved.heads is not None and f"up.all_to_all{end}" not in found:
+            exchanged = job.element_bytes * moved.heads / efficiency
+            add(f"up.all_to_all{end}", OpKind.ALL_TO_ALL, exchanged, groups.up)
+        if moved.dealt is not None and f"cp.all_to_all{end}" not in found:
+            dealt = job.element_bytes * moved.dealt / efficiency
+            add(f"cp.all_to_all{end}", OpKind.ALL_TO_ALL, dealt, groups.cp)
     if runtime.overlaps_ring:
         add("cp.start", OpKind.SEND_RECV, np.zeros(1), groups.cp)
-    add("up.all_to_all", OpKind.ALL_TO_ALL, _exchanged_bytes(job, grid) / efficiency, groups.up)
     return found
 
 
@@ -164,8 +213,10 @@ def layer_uses(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> t
     ring = grid.cp - once
     uses: list[LayerUse] = []
 
-    def add(block: Block, phase: Phase, counts: Mapping[str, FloatArray]) -> None:
-        uses.extend(LayerUse(site=site, block=block, phase=phase, count=count) for site, count in counts.items())
+    def add(block: int, phase: Phase, counts: Mapping[str, FloatArray], end: str = "") -> None:
+        uses.extend(
+            LayerUse(site=f"{site}{end}", block=block, phase=phase, count=count) for site, count in counts.items()
+        )
 
     def tensor(gathers: FloatArray, scatters: FloatArray, reductions: FloatArray) -> dict[str, FloatArray]:
         return {
@@ -174,25 +225,35 @@ def layer_uses(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> t
             "tp.all_reduce": reductions * whole,
         }
 
-    # Attention and the MLP each gather their input and scatter their output once per pass, and do so again where full
+    # Mixers and MLPs each gather their input and scatter their output once per pass, and do so again where full
     # recomputation repeats the forward pass. The embedding and the head have one side only.
-    for block in (Block.ATTENTION, Block.DENSE_MLP):
-        add(block, Phase.FORWARD, tensor(again, again, again))
-        add(block, Phase.BACKWARD, tensor((1 + runtime.gathers_inputs_again) * once, once, once))
-    add(Block.EMBEDDING, Phase.FORWARD, tensor(none, once, once))
-    add(Block.EMBEDDING, Phase.BACKWARD, tensor(once, none, none))
-    add(Block.HEAD, Phase.FORWARD, tensor(once, none, none) | {"tp.softmax": 3 * once})
-    add(Block.HEAD, Phase.BACKWARD, tensor(none, once, once))
-    add(Block.ATTENTION, Phase.FORWARD, {"cp.send_recv": core_again * ring, "up.all_to_all": core_again})
+    gathers_again = (1 + runtime.gathers_inputs_again) * once
     # On the way back the ring passes the keys and values and their gradients.
     passed = {"cp.send_recv": ring, "cp.gradients": ring} if runtime.fp32_ring_gradients else {"cp.send_recv": 2 * ring}
-    add(Block.ATTENTION, Phase.BACKWARD, passed | {"up.all_to_all": once})
-    if job.model.is_moe:
-        for phase, passes in ((Phase.FORWARD, again), (Phase.BACKWARD, once)):
-            experts = {"expert_tp.all_gather": passes, "expert_tp.reduce_scatter": passes}
-            experts |= {site: count * passes for site, count in expert_exchanges(runtime).items()}
-            shared = tensor(passes, passes, passes) if job.model.shared_expert_ffn_size else {}
-            add(Block.MOE_MLP, phase, experts | shared)
+    for at, own in enumerate(block_sites(job, runtime, grid)):
+        family, moved = job.model.blocks[at].family, own.exchanges
+        if family is Family.EMBEDDING:
+            add(at, Phase.FORWARD, tensor(none, once, once))
+            add(at, Phase.BACKWARD, tensor(once, none, none))
+        elif family is Family.HEAD:
+            add(at, Phase.FORWARD, tensor(once, none, none) | {"tp.softmax": 3 * once})
+            add(at, Phase.BACKWARD, tensor(none, once, once))
+        elif moved.routed is not None:
+            for phase, passes in ((Phase.FORWARD, again), (Phase.BACKWARD, once)):
+                experts = {"expert_tp.all_gather": passes, "expert_tp.reduce_scatter": passes}
+                experts |= {site: count * passes for site, count in expert_exchanges(runtime).items()}
+                add(at, phase, experts, own.experts)
+                add(at, phase, tensor(passes, passes, passes) if moved.tensor else {})
+        elif moved.tensor:
+            add(at, Phase.FORWARD, tensor(again, again, again))
+            add(at, Phase.BACKWARD, tensor(gathers_again, once, once))
+        if moved.ring is not None:
+            add(at, Phase.FORWARD, {"cp.send_recv": core_again * ring}, own.mixer)
+            add(at, Phase.BACKWARD, passed, own.mixer)
+        for site, sent in (("up.all_to_all", moved.heads), ("cp.all_to_all", moved.dealt)):
+            if sent is not None:
+                add(at, Phase.FORWARD, {site: core_again}, own.mixer)
+                add(at, Phase.BACKWARD, {site: once}, own.mixer)
     return tuple(uses)
 
 
@@ -226,7 +287,7 @@ def block_communication(
     tensor_s = forward_passes * per_pass + backward
 
     # A runtime hides all traffic beside the products, or only the backward traffic beside weight gradients, or nothing.
-    def exposed_tensor_s(block: Block) -> FloatArray:
+    def exposed_tensor_s(block: int) -> FloatArray:
         if runtime.overlaps_tensor:
             return exposed_s(runtime, tensor_s, beside.products[block])
         if runtime.overlaps_tensor_gradients:
@@ -234,32 +295,38 @@ def block_communication(
             return np.asarray(forward_passes * per_pass + exposed)
         return np.asarray(tensor_s)
 
-    tp = {
-        Block.ATTENTION: exposed_tensor_s(Block.ATTENTION),
-        Block.DENSE_MLP: exposed_tensor_s(Block.DENSE_MLP),
-        Block.MOE_MLP: np.zeros(len(grid)),
-        Block.EMBEDDING: per_pass,
-        Block.HEAD: per_pass + 3 * alone_s["tp.softmax"],  # the head gathers its input and scatters that gradient
-    }
-    hidden = {"tp": {block: tensor_s - tp[block] for block in (Block.ATTENTION, Block.DENSE_MLP)}}
-    ep = np.zeros(len(grid))
-    if job.model.is_moe:
-        # Experts gather and scatter in every pass; shared experts communicate like a dense MLP in addition.
-        experts = alone_s["expert_tp.all_gather"] + alone_s["expert_tp.reduce_scatter"]
-        shared = per_pass if job.model.shared_expert_ffn_size else 0.0
-        tp[Block.MOE_MLP] = passes * (experts + shared)
-        ep = exchanged_s = passes * sum(count * alone_s[site] for site, count in expert_exchanges(runtime).items())
-        if runtime.overlaps_experts:
-            ep = exposed_s(runtime, ep, beside.products[Block.MOE_MLP] + beside.products[Block.ATTENTION])
-        hidden["ep"] = {Block.MOE_MLP: exchanged_s - ep}
-    return BlockCommunication(
-        tp=tp,
-        cp=_ring_s(runtime, grid, alone_s, beside.attention_core, core_passes),
-        up=np.asarray(core_passes * alone_s["up.all_to_all"]),
-        ep=ep,
-        hidden=hidden,
-        collectives=issued_collectives(job, runtime, grid),
-    )
+    model, number = job.model, len(grid)
+    exposed = np.zeros((len(EXPOSED_PARTS), len(model.blocks), number))
+    hidden = np.zeros_like(exposed)
+    tp, cp, up, ep = (EXPOSED_PARTS.index(part) for part in ("tp", "cp", "up", "ep"))
+    for at, own in enumerate(block_sites(job, runtime, grid)):
+        family, moved = model.blocks[at].family, own.exchanges
+        if family is Family.EMBEDDING:
+            exposed[tp, at] = per_pass
+        elif family is Family.HEAD:  # it gathers its input and scatters that gradient
+            exposed[tp, at] = per_pass + 3 * alone_s["tp.softmax"]
+        elif moved.routed is not None:
+            # Experts gather and scatter in every pass; shared experts communicate like a dense MLP in addition.
+            experts = alone_s[f"expert_tp.all_gather{own.experts}"] + alone_s[f"expert_tp.reduce_scatter{own.experts}"]
+            exposed[tp, at] = passes * (experts + (per_pass if moved.tensor else 0.0))
+            exchanged_s = passes * sum(
+                count * alone_s[f"{site}{own.experts}"] for site, count in expert_exchanges(runtime).items()
+            )
+            exposed[ep, at] = exchanged_s
+            if runtime.overlaps_experts:
+                around = np.tensordot(model.mixers_beside[at], beside.products, axes=1)
+                exposed[ep, at] = exposed_s(runtime, exchanged_s, beside.products[at] + around)
+            hidden[ep, at] = exchanged_s - exposed[ep, at]
+        elif moved.tensor:
+            exposed[tp, at] = exposed_tensor_s(at)
+            hidden[tp, at] = tensor_s - exposed[tp, at]
+        if moved.ring is not None:
+            exposed[cp, at] = _ring_s(runtime, grid, alone_s, own.mixer, beside.core[at], core_passes)
+        if moved.heads is not None:
+            exposed[up, at] = core_passes * alone_s[f"up.all_to_all{own.mixer}"]
+        if moved.dealt is not None:
+            exposed[cp, at] = core_passes * alone_s[f"cp.all_to_all{own.mixer}"]
+    return BlockCommunication(exposed=exposed, hidden=hidden, collectives=issued_collectives(job, runtime, grid))
 
 
 def _distinct_share(top_k: int, group: GroupLinks) -> FloatArray:
@@ -272,8 +339,8 @@ def _distinct_share(top_k: int, group: GroupLinks) -> FloatArray:
     return np.asarray(places * (1 - (1 - 1 / places) ** top_k) / top_k)
 
 
-def issued_collectives(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> dict[Block, FloatArray]:
-    """Count the collectives that one micro-batch issues per block [n], both passes and recomputation together."""
+def issued_collectives(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> FloatArray:
+    """Count the collectives that one micro-batch issues per block [B, n], both passes and recomputation together."""
     is_split = {
         "tp": grid.tp > 1,
         "expert_tp": grid.expert_tensor > 1,
@@ -281,11 +348,12 @@ def issued_collectives(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGr
         "cp": grid.cp > 1,
         "up": grid.up > 1,
     }
-    issued = {block: np.zeros(len(grid)) for block in Block}
+    issued, model = np.zeros((len(job.model.blocks), len(grid))), job.model
     for use in layer_uses(job, runtime, grid):
-        if captures_block(runtime, use.block):
+        if captures_block(runtime, model.blocks[use.block].family):
             continue
-        issued[use.block] += use.count * _ISSUED.get(use.site, 1.0) * is_split[use.site.split(".")[0]]
+        part, role, *_ = use.site.split(".")
+        issued[use.block] += use.count * _ISSUED.get(f"{part}.{role}", 1.0) * is_split[part]
     return issued
 
 
@@ -293,7 +361,8 @@ def _ring_s(
     runtime: RuntimeProfile,
     grid: ConfigGrid,
     alone_s: Mapping[str, FloatArray],
-    attention_core_s: FloatArray,
+    end: str,
+    core_s: FloatArray,
     passes: FloatArray,
 ) -> FloatArray:
     """Compute the exposed ring exchanges of one attention block [s], [n].
@@ -304,23 +373,12 @@ def _ring_s(
     2023).
     """
     # The blocks go round once forward (again if recomputed). Backward, the blocks and their gradients go round.
-    gradients_s = alone_s.get("cp.gradients", alone_s["cp.send_recv"])
-    exchanges = (grid.cp - 1) * (passes * alone_s["cp.send_recv"] + gradients_s)
+    forward_s = alone_s[f"cp.send_recv{end}"]
+    gradients_s = alone_s.get(f"cp.gradients{end}", forward_s)
+    exchanges = (grid.cp - 1) * (passes * forward_s + gradients_s)
     if not runtime.overlaps_ring:
         return np.asarray(exchanges)
     # The first of the cp steps works on local keys. The other cp-1 steps can hide an exchange, but each waits for the
     # one before.
     latency = (passes + 1) * ((grid.cp - 1) * alone_s["cp.start"])
-    return np.maximum(exposed_s(runtime, exchanges, attention_core_s * (grid.cp - 1) / grid.cp), latency)
-
-
-def _exchanged_bytes(job: TrainingJob, grid: ConfigGrid) -> FloatArray:
-    """Return the bytes that Ulysses exchanges for one attention block in one pass [n]: q, k, v and the output."""
-    model = job.model
-    if model.kv_lora_rank:
-        per_token = model.num_heads * (2 * (model.qk_nope_head_dim + model.qk_rope_head_dim) + 2 * model.v_head_dim)
-        elements = local_tokens(job, grid) * per_token / grid.tp
-    else:
-        query = model.num_heads * model.head_dim / grid.tp
-        elements = local_tokens(job, grid) * 2 * (query + exchanged_kv_size(job, grid))
-    return np.asarray(job.element_bytes * elements)
+    return np.maximum(exposed_s(runtime, exchanges, core_s * (grid.cp - 1) / grid.cp), latency)

@@ -8,24 +8,16 @@ Letters: c kinds of stages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
+from costmodels.blocks.operator import Operator, Phase
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.layer_operators import (
-    BLOCKS,
-    Block,
-    Collective,
-    Operator,
-    Phase,
-    recomputed_share,
-    step_operators,
-)
+from costmodels.operators.layer_operators import Collective, recomputed_share, step_operators
 from costmodels.step.communication import layer_collectives, layer_uses
 from costmodels.step.pipeline.schedules import assign_layers
 from costmodels.step.pipeline.transfers import transfer_collectives, transfer_executions
@@ -45,9 +37,12 @@ def operator_executions(
     num_micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
     flavours = _split_by_recomputation(job, runtime, grid)
 
+    place = {name: at for at, name in enumerate(job.model.block_names)}
+
     def count(operator: Operator) -> FloatArray:
         executed = (
-            blocks[operator.block] * (1.0 + recomputed_share(job, runtime, operator, own)) for own, blocks in flavours
+            blocks[place[operator.block]] * (1.0 + recomputed_share(job, runtime, operator, own))
+            for own, blocks in flavours
         )
         return np.asarray(num_micro_batches * sum(executed), dtype=np.float64)
 
@@ -75,7 +70,7 @@ def collective_executions(setting: Setting, grid: ConfigGrid) -> tuple[tuple[Col
     # Collectives over weights differ from stage to stage: each has a row for every kind of stage, counted as often as
     # the pipeline has such stages.
     (pipeline,) = pipelines(setting, grid).each
-    local = local_parameters(job, grid, pipeline.stages.blocks)
+    local = local_parameters(job, grid, pipeline.stages.pieces)
     of_weights = weight_collectives(job, runtime, grid, groups, local)
     for site, phase, count in weight_executions(runtime, grid, num_micro_batches):
         for name in [name for name in (site, f"expert_{site}") if name in of_weights]:
@@ -92,25 +87,18 @@ def collective_executions(setting: Setting, grid: ConfigGrid) -> tuple[tuple[Col
 
 def _split_by_recomputation(
     job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid
-) -> tuple[tuple[ConfigGrid, Mapping[Block, float]], ...]:
-    """Split the blocks of the one configuration by recomputation.
+) -> tuple[tuple[ConfigGrid, FloatArray], ...]:
+    """Split the numbers of blocks [B] of the one configuration by recomputation.
 
     Return the configuration with the blocks that run as it says. If its assignment recomputes layers in full, return
     the configuration with full recomputation and these layers' blocks as well.
     """
     model = job.model
-    blocks = {
-        Block.ATTENTION: model.num_layers,
-        Block.DENSE_MLP: model.num_layers - model.num_moe_layers,
-        Block.MOE_MLP: model.num_moe_layers,
-        Block.EMBEDDING: 1,
-        Block.HEAD: 1,
-    }
-    if not grid.has_recomputed:
-        return ((grid, blocks),)
     assignment = grid.assignments[grid.assignment[0]]
     layers = assign_layers(model, runtime, int(grid.pp[0]), int(grid.vpp[0]), assignment)
     # Blocks of all stages together: the profile is that of a whole pipeline.
-    again = dict(zip(BLOCKS, layers.again.sum(axis=0).tolist(), strict=True))
+    blocks, again = (pieces.sum(axis=0) @ model.blocks_of_piece for pieces in (layers.held, layers.again))
+    if not grid.has_recomputed:
+        return ((grid, blocks),)
     in_full = replace(grid, recompute=np.full_like(grid.recompute, RECOMPUTE_MODES.index("full")))
-    return (grid, {block: number - again[block] for block, number in blocks.items()}), (in_full, again)
+    return (grid, blocks - again), (in_full, again)

@@ -9,32 +9,33 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from costmodels.blocks.operator import Family, Operator, OpKind
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
-from costmodels.operators.layer_operators import Block, Operator, OpKind
 from costmodels.step.placement import Groups
 from hardware.arrays import FloatArray, IntArray
 
-CAPTURED: Mapping[str, tuple[str, ...]] = {
+CAPTURED: Mapping[str, tuple[Family, ...]] = {
     "none": (),
-    "attention": ("attention.",),
-    "router": ("moe_mlp.router",),
-    "attention+router": ("attention.", "moe_mlp.router"),
-    "attention+mlp": ("attention.", "dense_mlp."),
+    "attention": (Family.MIXER,),
+    "router": (),
+    "attention+router": (Family.MIXER,),
+    "attention+mlp": (Family.MIXER, Family.MLP),
 }
-"""Beginnings of the names of operators in the captured graphs of a layer, by `RuntimeProfile.captured_blocks`. The
+"""Families of the blocks that are whole in the captured graphs of a layer, by `RuntimeProfile.captured_blocks`. The
 launch of a block's norm stands for that of its graph."""
 
 
 def is_launched(runtime: RuntimeProfile, operator: Operator) -> bool:
     """Return whether the host launches an operator by itself, and not as a part of a captured graph."""
-    is_norm = operator.kind == OpKind.NORM
-    return is_norm or not operator.name.startswith(CAPTURED[runtime.captured_blocks] or ("-",))
+    is_router = operator.family is Family.EXPERTS and operator.role.startswith("router")
+    is_captured = captures_block(runtime, operator.family) or (is_router and "router" in runtime.captured_blocks)
+    return operator.kind == OpKind.NORM or not is_captured
 
 
-def captures_block(runtime: RuntimeProfile, block: Block) -> bool:
-    """Return whether captured graphs hold the collectives of a block."""
-    return f"{block}." in CAPTURED[runtime.captured_blocks]
+def captures_block(runtime: RuntimeProfile, family: Family) -> bool:
+    """Return whether captured graphs hold the blocks of a family, with their collectives."""
+    return family in CAPTURED[runtime.captured_blocks]
 
 
 def issue_s(runtime: RuntimeProfile, weights: ConfigGrid, groups: Groups) -> FloatArray:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.layer_operators import BLOCKS, Block, local_kv_size
 from costmodels.step.pipeline.schedules import StageLayers, assign_layers
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
@@ -198,8 +198,9 @@ class StageKinds:
     stage, and one or two between them.
 
     Attributes:
-        blocks: Number of blocks that a stage of each kind holds [c, len(BLOCKS)].
-        again: Number of these blocks that are always recomputed in full, whatever `recompute` says [c, len(BLOCKS)].
+        model: Model whose pieces they hold.
+        pieces: Number of each piece that a stage of each kind holds [c, P].
+        again: Number of layers among them that are always recomputed in full, whatever `recompute` says [c, P].
         has_device: Whether some ranks of the stage run on each of `cluster.devices` [c, d].
         count: Number of stages of each kind [c].
         first: Number of the first stage of each kind [c].
@@ -207,7 +208,8 @@ class StageKinds:
         kind_of_stage: Kind of every stage [pp].
     """
 
-    blocks: FloatArray
+    model: ModelSpec
+    pieces: FloatArray
     again: FloatArray
     has_device: NDArray[np.bool_]
     count: IntArray
@@ -219,7 +221,8 @@ class StageKinds:
         """Return the same pipeline with every stage as a kind of its own [pp]."""
         kind, num_stages = self.kind_of_stage, len(self.kind_of_stage)
         return StageKinds(
-            blocks=self.blocks[kind],
+            model=self.model,
+            pieces=self.pieces[kind],
             again=self.again[kind],
             has_device=self.has_device[kind],
             count=np.ones(num_stages, dtype=np.int64),
@@ -235,24 +238,37 @@ class StageKinds:
             return tuple((number,) for number in self.first.tolist())
         return tuple(tuple(np.flatnonzero(self.kind_of_stage == kind).tolist()) for kind in range(len(self.first)))
 
-    def held(self, block: Block) -> FloatArray:
-        """Return how many of one block a stage of each kind holds [c, 1]."""
-        return self.blocks[:, [BLOCKS.index(block)]]
+    @property
+    def layers(self) -> FloatArray:
+        """Number of layers, prediction modules included, that a stage of each kind holds [c, 1]."""
+        return (self.pieces @ self.model.is_layer_piece)[:, None].astype(np.float64)
 
-    def held_again(self, block: Block) -> FloatArray:
-        """Return how many of one block are always recomputed in full [c, 1]."""
-        return self.again[:, [BLOCKS.index(block)]]
+    @property
+    def layers_again(self) -> FloatArray:
+        """Number of layers that are always recomputed in full [c, 1]."""
+        return (self.again @ self.model.is_layer_piece)[:, None].astype(np.float64)
+
+    @property
+    def embeddings(self) -> FloatArray:
+        """Number of embeddings that a stage of each kind holds [c, 1]."""
+        return self.pieces[:, [-2]]
+
+    @property
+    def heads(self) -> FloatArray:
+        """Number of output heads that a stage of each kind holds, those of prediction modules not counted [c, 1]."""
+        return self.pieces[:, [-1]]
 
     def total(self, costs: FloatArray) -> FloatArray:
         """Add up the costs of single blocks for each kind of stage [..., c, k].
 
         Args:
-            costs: Costs of every block [..., len(BLOCKS), k]. If some blocks are always recomputed, their costs with
-                recomputation follow as further rows [..., 2 * len(BLOCKS), k].
+            costs: Costs of every block [..., B, k]. If some layers are always recomputed, their costs with
+                recomputation follow as further rows [..., 2 * B, k].
         """
-        if costs.shape[-2] == len(BLOCKS):
-            return np.asarray(self.blocks @ costs)
-        return np.asarray(np.concatenate([self.blocks - self.again, self.again], axis=1) @ costs)
+        each = self.model.blocks_of_piece
+        if costs.shape[-2] == each.shape[1]:
+            return np.asarray((self.pieces @ each) @ costs)
+        return np.asarray(np.concatenate([(self.pieces - self.again) @ each, self.again @ each], axis=1) @ costs)
 
     def slowest(self, seconds: FloatArray) -> FloatArray:
         """Return the parts of the time [p, c, k] on the slowest device of each kind of stage.
@@ -278,23 +294,24 @@ class StageKinds:
         return np.asarray(np.where(self.has_device, figures, np.inf).min(axis=1))
 
 
-def stage_kinds(blocks: FloatArray, again: FloatArray, has_device: NDArray[np.bool_]) -> StageKinds:
+def stage_kinds(stages: StageLayers, has_device: NDArray[np.bool_]) -> StageKinds:
     """Group stages into kinds.
 
     Args:
-        blocks: Number of blocks that each stage holds [pp, len(BLOCKS)].
-        again: Number of these that are always recomputed in full [pp, len(BLOCKS)].
+        stages: Pieces that each stage holds.
         has_device: Devices of each stage [pp, d].
     """
     numbers: dict[tuple[float, ...], int] = {}
-    rows = np.concatenate([blocks, again, has_device], axis=1).tolist()
+    pieces, again = stages.held.astype(np.float64), stages.again.astype(np.float64)
+    rows = np.concatenate([pieces, again, has_device], axis=1).tolist()
     kind = np.array([numbers.setdefault(tuple(row), len(numbers)) for row in rows])
     # Row k of the cumulative sum counts the stages of every kind up to stage k; subtracting is_kind leaves those before
     # it.
     is_kind = kind[:, None] == np.arange(len(numbers))
     first = is_kind.argmax(axis=0)
     return StageKinds(
-        blocks=blocks[first],
+        model=stages.model,
+        pieces=pieces[first],
         again=again[first],
         has_device=has_device[first],
         count=is_kind.sum(axis=0),
@@ -304,20 +321,28 @@ def stage_kinds(blocks: FloatArray, again: FloatArray, has_device: NDArray[np.bo
     )
 
 
-def alternatives(blocks: FloatArray, again: FloatArray, has_device: NDArray[np.bool_], number: IntArray) -> StageKinds:
+def alternatives(
+    model: ModelSpec,
+    pieces: FloatArray | IntArray,
+    again: FloatArray | IntArray,
+    has_device: NDArray[np.bool_],
+    number: IntArray,
+) -> StageKinds:
     """Return stages that are alternatives of each other, so that none comes before another.
 
     Args:
-        blocks: Blocks that each stage holds [c, len(BLOCKS)].
-        again: Blocks among them that run again in full [c, len(BLOCKS)].
+        model: Model whose pieces they hold.
+        pieces: Pieces that each stage holds [c, P].
+        again: Layers among them that run again in full [c, P].
         has_device: Devices of each stage [c, d].
         number: Number of each stage in the pipeline [c].
     """
     return StageKinds(
-        blocks=blocks,
-        again=again,
+        model=model,
+        pieces=np.asarray(pieces, dtype=np.float64),
+        again=np.asarray(again, dtype=np.float64),
         has_device=has_device,
-        count=np.ones(len(blocks), dtype=np.int64),
+        count=np.ones(len(pieces), dtype=np.int64),
         first=number,
         before=np.zeros((0, 0), dtype=np.int64),
         kind_of_stage=number,
@@ -378,11 +403,11 @@ def pipelines(setting: Setting, grid: ConfigGrid, has_device: NDArray[np.bool_] 
     weights = grid.take(kept)
     each = []
     for stages, at, weights_at in zip(layouts, _positions(layout), _positions(layout[kept]), strict=True):
-        devices = stage_devices(setting.cluster, len(stages.dense)) if has_device is None else has_device
+        devices = stage_devices(setting.cluster, len(stages.held)) if has_device is None else has_device
         each.append(
             Pipeline(
-                pp=len(stages.dense),
-                stages=stage_kinds(stages.blocks, stages.again, devices),
+                pp=len(stages.held),
+                stages=stage_kinds(stages, devices),
                 at=at,
                 weights=weights.take(weights_at),
                 weights_at=weights_at,
@@ -402,7 +427,7 @@ def _layouts(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> tup
         found.append(assign_layers(job.model, runtime, int(grid.pp[at]), int(grid.vpp[at]), assignment))
     # Different combinations may give the stages the same layers: equal layouts get one number.
     numbers: dict[bytes, int] = {}
-    keys = [np.stack([own.dense, own.moe, own.dense_again, own.moe_again]).tobytes() for own in found]
+    keys = [np.stack([own.held, own.again]).tobytes() for own in found]
     number = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
     return list(dict(zip(number.tolist(), found, strict=True)).values()), number[cut]
 
@@ -436,82 +461,47 @@ class LocalParameters:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LayerParameters:
-    """Parameters of the parts of a model that one rank keeps before ZeRO shards them, each array [n].
+class BlockParameters:
+    """Parameters of every block of a model that one rank keeps before ZeRO shards them, each array [B, n].
 
     Attributes:
-        attention: Attention of one layer, with the layer's norms.
-        dense_mlp: MLP of a dense layer.
-        shared: MLP of a layer with experts, without its routed experts: shared experts and the router.
-        expert: All routed experts of one layer that the rank keeps.
-        table: Embedding, or output head.
+        dense: Weights that all ranks of the `weights` group share.
+        expert: Weights that the `expert_weights` group shares.
+        one_expert: Those of one expert.
     """
 
-    attention: FloatArray
-    dense_mlp: FloatArray
-    shared: FloatArray
+    dense: FloatArray
     expert: FloatArray
-    table: FloatArray
-
-    @property
-    def dense(self) -> FloatArray:
-        """Parameters of a dense layer."""
-        return self.attention + self.dense_mlp
-
-    @property
-    def moe(self) -> FloatArray:
-        """Parameters of a layer with experts, without the routed experts."""
-        return self.attention + self.shared
+    one_expert: FloatArray
 
 
-def layer_parameters(job: TrainingJob, grid: ConfigGrid) -> LayerParameters:
-    """Compute the parameters per rank of each part.
-
-    tp divides matrices; ep and the experts' own tensor degree divide experts. Norms, routers and MLA's down projections
-    are copied (Megatron-LM, Shoeybi et al. 2019, section 3; megatron-core multi_latent_attention.py).
-    """
-    model = job.model
-    tp = grid.tp.astype(np.float64)
-    # MLA's down projections produce the latent on every rank of tp, so they are copied with the norms.
-    copied = model.norm_parameters
-    if model.kv_lora_rank:
-        copied += model.hidden_size * (model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim)
-        attention = (model.attention_parameters - (copied - model.norm_parameters)) / tp + copied
-    else:
-        # A rank has whole key-value heads: where tp exceeds their number, the heads are copied.
-        extra_kv = local_kv_size(job, grid) - model.num_kv_heads * model.head_dim / tp
-        attention = model.attention_parameters / tp + 2 * model.hidden_size * extra_kv + copied
-    return LayerParameters(
-        attention=attention,
-        dense_mlp=model.dense_mlp_parameters / tp,
-        shared=model.shared_expert_parameters / tp + model.router_parameters,
-        expert=model.num_experts * model.expert_parameters / (grid.expert_tensor * grid.ep),
-        table=model.embedding_parameters / tp,
+def block_parameters(model: ModelSpec, grid: ConfigGrid) -> BlockParameters:
+    """Compute the parameters of every block on one rank; see `AbstractBlock.held`."""
+    held, shape = [block.held(grid) for block in model.blocks], (len(grid),)
+    return BlockParameters(
+        dense=np.stack([np.broadcast_to(own.dense, shape) for own in held]),
+        expert=np.stack([np.broadcast_to(own.expert, shape) for own in held]),
+        one_expert=np.stack([np.broadcast_to(own.one_expert, shape) for own in held]),
     )
 
 
-def local_parameters(job: TrainingJob, grid: ConfigGrid, blocks: FloatArray) -> LocalParameters:
-    """Compute the parameters per rank of stages that hold `blocks` [s, len(BLOCKS)], for configurations [k].
+def local_table(model: ModelSpec, grid: ConfigGrid) -> FloatArray:
+    """Return the parameters of the embedding, or of the output head, on one rank [n]."""
+    return model.embedding.table / grid.tp.astype(np.float64)
 
-    A tied head is a copy of the embedding on the last stage.
+
+def local_parameters(job: TrainingJob, grid: ConfigGrid, pieces: FloatArray) -> LocalParameters:
+    """Compute the parameters per rank of stages that hold `pieces` [s, P], for configurations [k].
+
+    A tied head is a copy of the embedding on the last stage. With one stage it is the embedding itself and counts once.
     """
-    model, each = job.model, layer_parameters(job, grid)
-    # With one stage a tied head is the embedding itself and counts once.
-    has_own_head = (grid.pp > 1) | (not model.tied_embeddings)
-    held = {
-        Block.ATTENTION: each.attention,
-        Block.DENSE_MLP: each.dense_mlp,
-        Block.MOE_MLP: each.shared,
-        Block.EMBEDDING: each.table + model.position_parameters,
-        Block.HEAD: each.table * has_own_head + model.final_norm_parameters,
-    }
+    model, each = job.model, block_parameters(job.model, grid)
+    blocks = pieces @ model.blocks_of_piece
+    tied = local_table(model, grid) * ((grid.pp > 1) & model.tied_embeddings)
+    dense = each.dense.copy()
+    dense[-1] += tied
     return LocalParameters(
-        dense=blocks @ np.stack([held[block] for block in BLOCKS]),
-        expert=np.outer(blocks[:, BLOCKS.index(Block.MOE_MLP)], each.expert),
-        tied=np.outer(
-            blocks[:, BLOCKS.index(Block.EMBEDDING)] + blocks[:, BLOCKS.index(Block.HEAD)],
-            each.table * ((grid.pp > 1) & model.tied_embeddings),
-        ),
+        dense=blocks @ dense, expert=blocks @ each.expert, tied=np.outer(blocks[:, -2] + blocks[:, -1], tied)
     )
 
 

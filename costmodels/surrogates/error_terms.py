@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from costmodels.blocks.operator import LAYER_FAMILIES, Operator, OpKind, Phase
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
@@ -44,13 +45,8 @@ from costmodels.operators.kernels import (
     kernel_s,
 )
 from costmodels.operators.layer_operators import (
-    Block,
     Collective,
-    Operator,
-    OpKind,
-    Phase,
-    attention_core,
-    is_core,
+    core_operators,
     recomputed_share,
     step_operators,
     unique_shapes,
@@ -233,12 +229,12 @@ def _operator_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]:
     # most operators depend only on the tokens of a device, attention on the whole shape: both have few distinct rows
     shapes, shape_of = unique_shapes(grid)
     tokens, token_of = unique_tokens(job, shapes)
-    outside = [operator for operator in step_operators(job, runtime, tokens) if not is_core(operator)]
-    parts = ((outside, tokens, token_of[shape_of]), (attention_core(job, runtime, shapes), shapes, shape_of))
+    outside = [operator for operator in step_operators(job, runtime, tokens) if not operator.is_core]
+    parts = ((outside, tokens, token_of[shape_of]), (core_operators(job, runtime, shapes), shapes, shape_of))
     everywhere = np.arange(len(grid))
     for device in setting.cluster.devices:
         for operators, rows, row in parts:
-            by_effect: dict[tuple[Block, Phase | None, bool, bool], list[Operator]] = {}
+            by_effect: dict[tuple[str, Phase | None, bool, bool], list[Operator]] = {}
             for operator in operators:
                 by_effect.setdefault(_effect_key(job, runtime, operator), []).append(operator)
             for together in by_effect.values():
@@ -249,17 +245,15 @@ def _operator_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]:
                 )
 
 
-def _effect_key(
-    job: TrainingJob, runtime: RuntimeProfile, operator: Operator
-) -> tuple[Block, Phase | None, bool, bool]:
+def _effect_key(job: TrainingJob, runtime: RuntimeProfile, operator: Operator) -> tuple[str, Phase | None, bool, bool]:
     """Return a key that is equal for operators with equal effect on the step.
 
     The key holds block and phase, and whether tp or ep traffic hides behind the operator. Embedding and head have one
     key for both phases, since they are a small part of the step.
     """
-    if operator.block in (Block.EMBEDDING, Block.HEAD):
+    if operator.family not in LAYER_FAMILIES:
         return operator.block, None, False, False
-    is_product = operator.kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL) and not is_core(operator)
+    is_product = operator.kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL) and not operator.is_core
     # communication hides behind matrix products only, and in some runtimes only behind those of weight gradients
     hides_tensor = (is_product and runtime.overlaps_tensor) or (
         operator.name.endswith("weight_gradient") and runtime.overlaps_tensor_gradients and not runtime.overlaps_tensor
@@ -317,7 +311,7 @@ def _collective_bundles(setting: Setting, grid: ConfigGrid) -> Iterator[_Bundle]
     groups = place(cluster, layouts.weights)
     by_name: dict[str, list[Collective]] = {}
     for pipeline in layouts.each:
-        local = local_parameters(job, pipeline.weights, pipeline.stages.blocks)
+        local = local_parameters(job, pipeline.weights, pipeline.stages.pieces)
         here = groups.take(pipeline.weights_at)
         for name, collective in weight_collectives(job, runtime, pipeline.weights, here, local).items():
             by_name.setdefault(name, []).append(collective)

@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
+from costmodels.blocks.operator import COLLECTIVES, OpKind, Phase
 from costmodels.surrogates.error_terms import StepTerms, Term
 from costmodels.surrogates.gaussian_process import GaussianProcess, Hyperparameters, HyperPrior, Points, fit, one_thread
 from costmodels.surrogates.shape_features import feature_values, features_of, floor_columns

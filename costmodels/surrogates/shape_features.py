@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from hardware.arrays import FloatArray
 
 BEYOND_KNEE = 0.3

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import optuna
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.job.parallel_config import ParallelConfig
-from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.dynamics import LinkEvent, Trace
 from hardware.io.errors import ConfigError
 from tests.fuzz.mutation import of_bytes, of_json, of_lines

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from costmodels.operators.layer_operators import OpKind, Phase
+from costmodels.blocks.operator import OpKind, Phase
 from trials.backend import OperatorSample
 from trials.command.kineto import Trace
 from trials.profiling.operator_profile import merge_samples

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from costmodels.blocks.operator import OpKind
 from costmodels.operators.kernels import collective_alone_s
-from costmodels.operators.layer_operators import OpKind
 from hardware.cluster import Cluster
 from trials.jax_training.xla_groups import Groups, groups_of
 

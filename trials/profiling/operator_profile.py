@@ -13,10 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from costmodels.blocks.operator import Phase
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.layer_operators import Phase
 from costmodels.step.executions import operator_executions
 from trials.backend import OperatorSample
 

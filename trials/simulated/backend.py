@@ -24,6 +24,7 @@ from typing import Literal, Self, get_args
 
 import numpy as np
 
+from costmodels.blocks.operator import Operator, Phase
 from costmodels.job.layer_change import LayerChange
 from costmodels.job.parallel_config import (
     DEGREES,
@@ -37,7 +38,7 @@ from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import collective_s, kernel_s
-from costmodels.operators.layer_operators import Collective, Operator, Phase
+from costmodels.operators.layer_operators import Collective
 from costmodels.step.breakdown import BREAKDOWN
 from costmodels.step.executions import collective_executions, operator_executions
 from costmodels.step.memory.peak import MemoryEstimate, estimate_memory

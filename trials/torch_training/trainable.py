@@ -15,7 +15,7 @@ def check_trainable(job: TrainingJob) -> None:
     Raises:
         ConfigError: The trainer lacks a part of the model, the job's precision, or its recomputation.
     """
-    model = job.model
+    model = job.model.plain
     missing = {
         "latent attention": model.uses_mla,
         "more than two norms per layer": model.norms_per_layer != 2,

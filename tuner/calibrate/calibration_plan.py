@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.setting import Setting
 from costmodels.operators.isolated import IsolatedCall, isolated_call_s, isolated_role
-from costmodels.operators.layer_operators import OpKind, Phase
 from costmodels.step.memory.peak import MemoryEstimate
 from costmodels.surrogates.error_terms import StepTerms, step_terms
 from costmodels.surrogates.shape_features import feature_values, features_of

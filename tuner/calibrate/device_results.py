@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from costmodels.blocks.operator import OpKind
 from costmodels.operators.isolated import isolated_call_s, isolated_operator
-from costmodels.operators.layer_operators import OpKind
 from hardware.cluster import Cluster
 from hardware.device import Device
 from tuner.search.earlier_runs import IsolatedSample

@@ -130,7 +130,7 @@ def layers_of_parts(setting: Setting, config: ParallelConfig) -> tuple[int, ...]
     if config.assignment.layers:
         return config.assignment.layers
     held = assign_layers(setting.job.model, setting.runtime, config.pp, config.vpp, by_chunk=True)
-    return tuple(int(count) for count in held.dense + held.moe)
+    return tuple(held.layers.tolist())
 
 
 def closing_notes(

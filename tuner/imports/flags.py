@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from costmodels.job.model_spec import MAX_COUNT
+from costmodels.job.decoder import MAX_COUNT
 from hardware.io.errors import ConfigError
 from tuner.imports.bash.texts import Argument
 from tuner.imports.imported import Doubt, Unread

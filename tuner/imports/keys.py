@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from costmodels.job.model_spec import check_count
+from costmodels.job.decoder import check_count
 from hardware.io.config_file import parse_json
 from hardware.io.errors import ConfigError
 

@@ -98,7 +98,7 @@ def _model(keys: Keys, unread: list[Unread]) -> dict[str, Any]:
         unread.append(Unread(what="model.model_config", why="is neither a Llama nor a Qwen model"))
         return {}
     plain = {key: value for key, value in section.items() if key != "attention_bias"}
-    model = model_from_hugging_face(plain | {"model_type": "llama"}, name="model", file="")
+    model = model_from_hugging_face(plain | {"model_type": "llama"}, name="model", file="").plain
     sizes = {name: getattr(model, name) for name in _SIZES}
     sizes["qkv_bias"] = section.get("attention_bias") is True  # nanotron has no bias on the output projection
     experts = Keys(section).value("moe_config")

@@ -80,7 +80,7 @@ class Decoder:
             + (model.num_parameters - model.num_active_parameters) * self._further_experts(batch)
         )
         traffic_bytes = (weights_bytes + batch * context * self.cache_bytes * self.tp) / ranks
-        attention_flop = 4 * context * model.num_heads * model.value_head_dim * model.num_layers
+        attention_flop = sum(block.mixing_flops(context) for layer in model.layers for block in layer)
         flop = batch * (2 * model.num_active_parameters + attention_flop) / ranks
         slowest_s = np.zeros_like(batch)
         for device in self.cluster.devices:
@@ -110,10 +110,7 @@ class Decoder:
     def cache_bytes(self) -> float:
         """Keys and values of one token on each rank of tp, all layers [bytes]; MLA's latent is on every rank."""
         model, width = self.module.model, self.module.training.element_bytes
-        if model.kv_lora_rank:
-            return float(model.num_layers * (model.kv_lora_rank + model.qk_rope_head_dim) * width)
-        heads = max(model.num_kv_heads / self.tp, 1.0)
-        return float(2 * model.num_layers * heads * model.head_dim * width)
+        return width * sum(block.cached(self.tp) for layer in model.layers for block in layer)
 
     def decode_s(self, sequences: float, at_once: float) -> float:
         """Return the time of decoding all sequences of a replica [s].
@@ -162,7 +159,7 @@ def _is_possible(module: Module, cluster: Cluster, tp: int, pp: int) -> bool:
         cluster.num_devices % (tp * pp) == 0
         and tp <= cluster.devices_per_domain
         and cluster.devices_per_domain % tp == 0
-        and module.model.num_heads % tp == 0
+        and all(heads % tp == 0 for heads in module.model.sizes("heads"))
         and pp <= module.model.num_layers
         and wanted.get("tp", tp) == tp
         and wanted.get("pp", pp) == pp
@@ -187,7 +184,7 @@ def _layouts(decoder: Decoder, headroom: float) -> list[Layout]:
     prefill_s = float(forward_pass_s(setting, grid, np.array([batches]))[0])
     _, busy, memory = forward_memory(setting, grid)
     (pipeline,) = pipelines(setting, grid).each
-    local = local_parameters(job, grid, pipeline.stages.blocks)
+    local = local_parameters(job, grid, pipeline.stages.pieces)
     weights_bytes = float((local.dense + local.expert).max()) * job.element_bytes
     room_bytes = (1 - headroom) * float(memory.capacity_bytes[0]) - float(busy[0])
     of_token = decoder.cache_bytes / decoder.pp

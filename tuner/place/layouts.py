@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from costmodels.blocks.operator import Phase
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.operators.kernels import collective_s, kernel_s
-from costmodels.operators.layer_operators import Phase, unique_shapes
+from costmodels.operators.layer_operators import unique_shapes
 from costmodels.step.block_costs import block_costs
 from costmodels.step.memory.peak import MemoryEstimate, estimate_memory, layer_activations
 from costmodels.step.pipeline.stage_pricing import StagePricing
@@ -172,7 +173,7 @@ def forward_memory(setting: Setting, grid: ConfigGrid) -> tuple[FloatArray, Floa
     parts = memory.parts_bytes
     shapes, shape_of = unique_shapes(grid)
     layer = layer_activations(setting.job, setting.runtime, shapes)
-    of_layer = np.maximum(layer.dense, layer.moe).take(shape_of)
+    of_layer = layer.kept.max(axis=0).take(shape_of)
     return parts["weights"], parts["weights"] + 2 * of_layer + parts["logits"] + parts["overhead"], memory
 
 

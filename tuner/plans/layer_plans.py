@@ -135,9 +135,9 @@ def _layers_of(task: LayerTask) -> tuple[Graph, DeviceMesh]:
     """Build the graph of the layers to plan, and the mesh of the shape."""
     axes = layer_axes(task.config)
     assert axes, "a planned shape has an axis"
-    model = task.job.model
+    model, period = task.job.model, task.job.model.plain.moe_layer_period
     # Two layers, or the fewest that include every kind of layer: larger graphs would only repeat these.
-    layers = min(max(least_layers(model), 2 // model.moe_layer_period if model.is_moe else 2), model.num_layers)
+    layers = min(max(least_layers(model), 2 // period if model.is_moe else 2), model.num_layers)
     job = replace(task.job, model=with_layers(model, layers))
     graph = transformer_graph(job, micro_batch_size=task.config.mbs * axes.get("dp", 1))
     mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=task.cluster)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.operators.isolated import IsolatedCall, isolated_call_s, isolated_operator
-from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.io.output_file import write_output
 from tuner.calibrate.device_results import DeviceCalibration
 from tuner.report.figures import CANDIDATES, CONFIDENCE, DRAW_SCRIPT, INK, drawing

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.calibration.fitting import TimedRun
 from costmodels.calibration.sources import NO_FACTS, MeasuredSetting
 from costmodels.job.parallel_config import ParallelConfig
@@ -16,7 +17,6 @@ from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.isolated import IsolatedCall
-from costmodels.operators.layer_operators import OpKind, Phase
 from costmodels.step.memory.peak import MemoryMeaning, WhichStage
 from hardware.cluster import Cluster
 from trials.backend import Clock, Origin, Status

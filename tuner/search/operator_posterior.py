@@ -9,9 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
+from costmodels.blocks.operator import COLLECTIVES, OpKind, Phase
 from costmodels.job.setting import Setting
 from costmodels.operators.isolated import is_run_by, isolated_call_s, operator_role
-from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
 from costmodels.surrogates.error_terms import StepTerms
 from costmodels.surrogates.operator_surrogate import (
     Composition,

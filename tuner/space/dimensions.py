@@ -12,6 +12,7 @@ changes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -128,8 +129,9 @@ def _experts(setting: Setting, _: Collection[str]) -> Possible:
 
 
 def _expert_width(setting: Setting, _: Collection[str]) -> Possible:
-    width = setting.job.model.expert_ffn_size
-    return _divisors(max(width, 1), f"must be 0, or divide the experts' width of {width:,}")
+    widths = setting.job.model.sizes("expert_ffn")
+    told = " and ".join(f"{width:,}" for width in widths or (0,))
+    return _divisors(max(math.gcd(*widths), 1), f"must be 0, or divide the experts' width of {told}")
 
 
 _ALL = "\n\nDefault: all"

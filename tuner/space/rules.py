@@ -6,7 +6,7 @@ rules of each framework; a runtime profile names its set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,9 +92,12 @@ def _shards_hold_experts(s: Setting, c: Columns) -> Keep:
     return np.asarray((c["dp_shard"] == 0) | (shards % (_expert_tensor(c) * c["ep"]) == 0) | (not s.job.model.is_moe))
 
 
-def _projected_heads(s: Setting) -> int:
-    model = s.job.model
-    return 0 if model.uses_mla else model.num_heads + 2 * model.num_kv_heads
+def _joined(sizes: Sequence[int]) -> str:
+    return " and ".join(str(size) for size in sizes)
+
+
+def _all_divide(sizes: Sequence[int], degree: IntArray) -> Keep:
+    return np.asarray(np.all([degree > 0, *(size % degree == 0 for size in sizes)], axis=0))
 
 
 def _own_shards(c: Columns) -> IntArray:
@@ -110,7 +113,8 @@ def _cuts_experts_evenly(s: Setting, c: Columns) -> Keep:
     is_dealt = c["ep"] > 1
     cut_by = np.where(is_dealt, np.maximum(shards * c["cp"] * c["tp"] // c["ep"], 1), shards * c["cp"])
     ranks = np.where(is_dealt, cut_by * c["ep"], cut_by * copies)
-    inner = np.where(is_dealt, model.expert_ffn_size, model.expert_ffn_size // c["tp"])
+    (width, *_) = model.sizes("expert_ffn") or (0,)
+    inner = np.where(is_dealt, width, width // c["tp"])
     is_even = (inner % cut_by == 0) & (model.hidden_size % cut_by == 0)
     return np.asarray((ranks <= model.num_experts) | is_even | (not model.is_moe))
 
@@ -121,17 +125,40 @@ def _split_length(c: Columns, chunks: IntArray) -> IntArray:
 
 
 def _ffn_sizes(s: Setting) -> list[int]:
-    model = s.job.model
-    sizes = {model.ffn_size if model.num_moe_layers < model.num_layers else 0}
-    return sorted((sizes | {model.shared_expert_ffn_size}) - {0})
+    return list(s.job.model.sizes("ffn"))
 
 
 def _explain_ffn(s: Setting) -> str:
     told = [f"tp must divide the MLP's inner sizes {_ffn_sizes(s)}"] if _ffn_sizes(s) else []
     if s.job.model.is_moe:
-        size = s.job.model.expert_ffn_size
+        size = _joined(s.job.model.sizes("expert_ffn"))
         told.append(f"expert_tp (tp where that is 0) must divide the experts' inner size {size}")
     return ", and ".join(told)
+
+
+def _explain_heads(s: Setting) -> str:
+    told = []
+    if heads := s.job.model.sizes("heads"):
+        told.append(f"tp*up must divide the {_joined(heads)} attention heads")
+    if states := s.job.model.sizes("state_heads"):
+        told.append(f"tp must divide the {_joined(states)} heads of the recurrent mixers")
+    return ", and ".join(told) or "tp*up must divide the attention heads"
+
+
+def _kv_heads(s: Setting) -> str:
+    return _joined(s.job.model.sizes("kv_heads"))
+
+
+def _kv_heads_dealt(s: Setting, c: Columns) -> Keep:
+    tp = c["tp"]
+    dealt = [(heads % tp == 0) | (tp % heads == 0) for heads in s.job.model.sizes("kv_heads")]
+    return np.asarray(np.all([tp > 0, *dealt], axis=0))
+
+
+def _kv_heads_exchanged(s: Setting, c: Columns) -> Keep:
+    tp, up = c["tp"], c["up"]
+    whole = [np.maximum(heads // tp, 1) % up == 0 for heads in s.job.model.sizes("kv_heads")]
+    return np.asarray(np.all([tp > 0, *whole], axis=0))
 
 
 def _least_stage(s: Setting, c: Columns) -> IntArray:
@@ -195,40 +222,42 @@ RULES: dict[str, Rule] = {
         Rule(
             name="heads",
             needs=("tp", "up"),
-            keep=lambda s, c: s.job.model.num_heads % (c["tp"] * c["up"]) == 0,
-            reason=lambda s: f"tp*up must divide the {s.job.model.num_heads} attention heads",
+            keep=lambda s, c: (
+                _all_divide(s.job.model.sizes("heads"), c["tp"] * c["up"])
+                & _all_divide(s.job.model.sizes("state_heads"), c["tp"])
+            ),
+            reason=_explain_heads,
         ),
         Rule(
             name="kv_heads",
             needs=("tp",),
-            keep=lambda s, c: (s.job.model.num_kv_heads % c["tp"] == 0) | (c["tp"] % s.job.model.num_kv_heads == 0),
-            reason=lambda s: f"tp must divide the {s.job.model.num_kv_heads} key-value heads or be a multiple of them",
+            keep=_kv_heads_dealt,
+            reason=lambda s: f"tp must divide the {_kv_heads(s)} key-value heads or be a multiple of them",
         ),
         Rule(
             name="kv_heads_whole",
             needs=("tp",),
-            keep=lambda s, c: s.job.model.num_kv_heads % c["tp"] == 0,
+            keep=lambda s, c: _all_divide(s.job.model.sizes("kv_heads"), c["tp"]),
             reason=lambda s: (
-                f"tp must divide the {s.job.model.num_kv_heads} key-value heads: {s.runtime.name} copies none to "
-                "several tp ranks"
+                f"tp must divide the {_kv_heads(s)} key-value heads: {s.runtime.name} copies none to several tp ranks"
             ),
         ),
         Rule(
             # megatron-core transformer/attention.py: one projection for all heads, cut into equal parts
             name="projection",
             needs=("tp",),
-            keep=lambda s, c: (_projected_heads(s) * s.job.model.head_dim) % c["tp"] == 0,
+            keep=lambda s, c: _all_divide(s.job.model.sizes("projection"), c["tp"]),
             reason=lambda s: (
-                f"tp must divide the width of the projection to heads, keys and values, {_projected_heads(s)} times "
-                f"{s.job.model.head_dim}"
+                "tp must divide the width of the projection to heads, keys and values, "
+                f"{_joined(s.job.model.sizes('projection'))}"
             ),
         ),
         Rule(
             name="kv_heads_ulysses",
             needs=("tp", "up"),
-            keep=lambda s, c: np.maximum(s.job.model.num_kv_heads // c["tp"], 1) % c["up"] == 0,
+            keep=_kv_heads_exchanged,
             reason=lambda s: (
-                f"up must divide the {s.job.model.num_kv_heads} key-value heads' share of one tp rank "
+                f"up must divide the {_kv_heads(s)} key-value heads' share of one tp rank "
                 "(at least 1): the all-to-all exchange deals whole heads"
             ),
         ),
@@ -237,7 +266,7 @@ RULES: dict[str, Rule] = {
             needs=("tp", "expert_tp"),
             keep=lambda s, c: (
                 np.all([size % c["tp"] == 0 for size in _ffn_sizes(s)], axis=0)
-                & (s.job.model.expert_ffn_size % _expert_tensor(c) == 0)
+                & _all_divide(s.job.model.sizes("expert_ffn"), _expert_tensor(c))
             ),
             reason=_explain_ffn,
         ),
@@ -491,8 +520,8 @@ RULES: dict[str, Rule] = {
             keep=_cuts_experts_evenly,
             reason=lambda s: (
                 f"where ranks outnumber the {s.job.model.num_experts} experts, dp_shard*cp*tp/ep of them (dp_shard*cp "
-                f"without ep) must divide the experts' inner size {s.job.model.expert_ffn_size} (its tp-th part "
-                f"without ep) and the hidden size {s.job.model.hidden_size}"
+                f"without ep) must divide the experts' inner size {_joined(s.job.model.sizes('expert_ffn'))} (its "
+                f"tp-th part without ep) and the hidden size {s.job.model.hidden_size}"
             ),
         ),
         Rule(

@@ -16,7 +16,7 @@ from optuna import Study
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from costmodels.operators.layer_operators import OpKind, Phase
+from costmodels.blocks.operator import OpKind, Phase
 from hardware.io.errors import ConfigError, quote_value
 from trials.backend import MAX_LOG_TAIL, Observation, Status
 from tuner.search.failures import LEARNED

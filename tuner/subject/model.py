@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from costmodels.job.model_spec import describe_model
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, HAND, ConfigGrid, ParallelConfig, Value
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
@@ -221,8 +222,11 @@ class AbstractModelSubject(AbstractSubject):
 
     def meaning(self, options: SpaceOptions, planning: LayerPlanning, knobs: Sequence[Knob]) -> dict[str, Any]:
         """Return model, cluster, job, runtime, searched knobs and planner as JSON."""
-        job, runtime = asdict(self.setting.job), asdict(self.setting.runtime)
-        model = job.pop("model")
+        own, runtime = self.setting.job, asdict(self.setting.runtime)
+        job = {
+            field.name: getattr(own, field.name) for field in fields(own) if field.name not in ("model", "sequences")
+        }
+        job["sequences"] = None if own.sequences is None else asdict(own.sequences)
         del runtime["layer_changes"]  # they follow from the other values
         del runtime["offload_modes"]  # each trial says which of them it has
         del runtime["stated"]  # the fields of the profile say the same
@@ -236,7 +240,7 @@ class AbstractModelSubject(AbstractSubject):
             del job["sequences"]
             del runtime["splits_documents"]  # it changes nothing where sequences fill their rows
         return {
-            "model": model,
+            "model": describe_model(own.model),
             "cluster": describe_cluster(self.cluster),
             "job": job,
             "runtime": runtime,

@@ -17,31 +17,27 @@ number per query and head (Dao 2023) instead of 5 a s / h.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodels.blocks.tally import Tally
 from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
-from costmodels.job.training_job import NARROW_BYTES, TrainingJob
-from costmodels.operators.layer_operators import (
-    Block,
-    local_kv_size,
-    local_tokens,
-    residual_tokens,
-    routed_tokens,
-    unique_shapes,
-)
+from costmodels.job.training_job import TrainingJob
+from costmodels.operators.layer_operators import block_context, local_tokens, residual_tokens, unique_shapes
 from costmodels.step.error_models import MemoryErrorModel
 from costmodels.step.pipeline.schedules import stage_in_flight
 from costmodels.step.placement import (
     Pipeline,
     StageKinds,
-    layer_parameters,
+    block_parameters,
     local_parameters,
+    local_table,
     pipelines,
     sharded_parameters,
 )
@@ -60,10 +56,6 @@ NOT_COUNTED: dict[MemoryMeaning, tuple[str, ...]] = {
 
 LEAST_CHANCE = 0.1
 """Least probability of fit worth a trial (assumed)."""
-
-ROUTED_COPIES = 4
-"""Copies of the routed tokens' gradient that are alive at once while experts run backward: combined, permuted,
-exchanged, and sorted by expert (megatron-core moe/token_dispatcher.py, alltoall dispatcher)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -144,214 +136,53 @@ def probability_of_fit(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LayerActivations:
-    """Activation memory of one micro-batch in one layer on one rank [bytes], each array [u].
+    """Activation memory of one micro-batch in each piece of a model on one rank [bytes], each array [P, u].
 
     Attributes:
-        dense: Tensors that a dense layer keeps until its backward pass.
-        moe: Tensors that a layer with experts keeps until its backward pass.
-        dense_working: Tensors that are computed again before a dense layer's backward pass.
-        moe_working: Tensors that are computed again before the backward pass of a layer with experts.
-        dense_gradient: Gradients of activations that are alive at once in a dense layer's backward pass.
-        moe_gradient: Gradients of activations that are alive at once in the backward pass of a layer with experts.
+        kept: Tensors that a layer keeps until its backward pass.
+        working: Tensors that are computed again before a layer's backward pass.
+        gradient: Gradients of activations that are alive at once in a layer's backward pass.
         gathered: Inputs that a layer's sequence-parallel products gather and then need no longer, one per product.
     """
 
-    dense: FloatArray
-    moe: FloatArray
-    dense_working: FloatArray
-    moe_working: FloatArray
-    dense_gradient: FloatArray
-    moe_gradient: FloatArray
+    kept: FloatArray
+    working: FloatArray
+    gradient: FloatArray
     gathered: FloatArray
 
     def take(self, row: IntArray) -> LayerActivations:
         """Select the activations of configurations by their shape rows."""
-        return LayerActivations(**{f.name: getattr(self, f.name).take(row) for f in fields(self)})
+        return LayerActivations(**{f.name: getattr(self, f.name).take(row, axis=1) for f in fields(self)})
 
 
 def layer_activations(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> LayerActivations:
-    """Compute the activation memory of one layer and micro-batch for every shape row [u].
+    """Compute the activation memory of one layer of each kind and micro-batch for every shape row [u]; ends have none.
 
-    Sources: Korthikanti et al. 2022, section 4.1, for the tensors that each module keeps; megatron-core
-    transformer_config.py, recompute_modules, for those that selective recomputation drops.
+    Full recomputation keeps a layer's input alone. Everything else is working memory of the layer at work.
     """
-    tally = _LayerTally(job, runtime, shapes)
-    attention, dense_mlp, moe_mlp = tally.attention(), tally.dense_mlp(), tally.moe_mlp()
+    model = job.model
+    tally = Tally(block_context(job, runtime, shapes), model.hidden_size)
+    blocks = [block.memory(tally) for block in model.blocks]
     full = shapes.recompute == RECOMPUTE_MODES.index("full")
     selective = shapes.recompute == RECOMPUTE_MODES.index("selective")
-    kept, working = [], []
-    for block in (dense_mlp, moe_mlp):
-        # Full recomputation keeps the layer's input alone. Everything else is working memory of the layer at work.
-        whole = attention.kept + block.kept
-        dropped = np.where(selective, attention.dropped + block.dropped, 0.0)
-        kept.append(np.where(full, tally.hidden, whole - dropped))
-        working.append(np.where(full, whole, dropped))
+    none = np.zeros(len(shapes))
+    kept, working, gradient = ([none] * len(model.pieces) for _ in range(3))
+    for at, piece in enumerate(model.pieces):
+        if not piece.is_layer:
+            continue
+        own = [blocks[block] for block in piece.blocks]
+        whole = reduce(np.add, [block.kept for block in own])
+        dropped = np.where(selective, reduce(np.add, [block.dropped for block in own]), 0.0)
+        kept[at] = np.where(full, tally.hidden, whole - dropped)
+        working[at] = np.where(full, whole, dropped)
+        gradient[at] = reduce(np.maximum, [block.gradient for block in own])
+    gathered = np.where(full, 0.0, tally.gathered) * runtime.gathers_inputs_again
     return LayerActivations(
-        dense=kept[0],
-        moe=kept[1],
-        dense_working=working[0],
-        moe_working=working[1],
-        dense_gradient=dense_mlp.gradient,
-        moe_gradient=moe_mlp.gradient,
-        gathered=np.where(full, 0.0, tally.gathered) * runtime.gathers_inputs_again,
+        kept=np.stack(kept),
+        working=np.stack(working),
+        gradient=np.stack(gradient),
+        gathered=model.is_layer_piece[:, None] * gathered,
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Block:
-    """Memory of one block of a layer [bytes], each array [u].
-
-    Attributes:
-        kept: Tensors that the block keeps for its backward pass.
-        dropped: Part of them that selective recomputation drops.
-        gradient: Gradients that are alive at once in the block's backward pass.
-    """
-
-    kept: FloatArray
-    dropped: FloatArray
-    gradient: FloatArray
-
-
-class _LayerTally:
-    """Tally of the tensors that each block of a layer keeps."""
-
-    def __init__(self, job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid) -> None:
-        self.job, self.runtime, self.shapes = job, runtime, shapes
-        self.width = job.element_bytes
-        self.tokens = local_tokens(job, shapes)
-        self.residual = residual_tokens(job, shapes)
-        self.hidden = self.width * self.residual * job.model.hidden_size
-        whole = self.width * self.tokens * job.model.hidden_size
-        is_split = self.residual < self.tokens
-        # Products keep their inputs in the precision in which they multiply them (Transformer Engine,
-        # module/linear.py).
-        self.input_share = NARROW_BYTES.get(job.precision, self.width) / self.width
-        self.kept_input = self.input_share * (self.hidden if runtime.gathers_inputs_again else whole)
-        """Input of a column-parallel product, as it is kept."""
-        self.kept_shared = np.where(is_split & (not runtime.gathers_inputs_again), self.input_share * whole, 0.0)
-        """Kept input of the shared experts, where the router's product does not keep it anyway."""
-        self.scattered = np.where(is_split, self.hidden, 0.0)
-        """Sum over the tp ranks that a row-parallel product ends with, as each rank gets its part."""
-        self.gathered = np.where(is_split, 2 * whole, 0.0)
-        """Input that a product gathers, and its gradient, while the gradient of its weight is computed. Also the
-        gathered inputs of a layer's two column-parallel products."""
-        self.working = self.gathered if runtime.gathers_inputs_again else self.gathered / 2
-        """Part of `gathered` that is alive while the weight's gradient is computed, and not kept."""
-
-    def drops(self, module: str) -> bool:
-        """Return whether selective recomputation repeats the module."""
-        return module in self.job.recompute_modules
-
-    def attention(self) -> _Block:
-        """Tally the inputs of norm and first product, q, k, v, and the tensors of the core and the projection."""
-        model, runtime, shapes, width, tokens = self.job.model, self.runtime, self.shapes, self.width, self.tokens
-        # Attention keeps q, k, v and its output per local head; keys and values may have fewer heads than queries.
-        heads = model.num_heads / shapes.tp
-        key_values = 2 * width * tokens * local_kv_size(self.job, shapes)
-        output = width * tokens * heads * model.value_head_dim
-        latent = np.zeros_like(tokens)
-        if model.kv_lora_rank:
-            # Latent attention expands keys and values to all heads.
-            key_values = width * tokens * heads * (model.head_dim + model.v_head_dim)
-            # Each latent is kept before and after its norm.
-            latent = 2 * width * self.residual * (model.q_lora_rank + model.kv_lora_rank)
-        queries = width * tokens * heads * model.head_dim
-        core = self._core(heads)
-        kept = self.hidden + self.kept_input + latent + queries + key_values + output + core
-        if self.input_share < 1:
-            kept = kept + self.input_share * output  # the projection's narrow input, beside attention's 16-bit output
-        if not runtime.fused_elementwise and not model.learned_positions:
-            kept = kept + key_values  # rotary embeddings write the keys anew beside the product's output
-        kept = kept + np.where(shapes.up > 1, output, 0.0)  # the output before and after the exchange of heads
-        if runtime.selective_products:
-            # the layer's input, the products of queries and values, and attention with its output
-            products = self.hidden + queries + key_values / 2 + output + core + self.scattered
-            return _Block(kept=kept, dropped=np.maximum(kept - products, 0.0), gradient=np.zeros_like(kept))
-        dropped = np.zeros_like(kept)
-        if self.drops("core_attn"):
-            dropped = dropped + core
-        if self.drops("mla_up_proj") and model.kv_lora_rank:
-            dropped = dropped + queries + key_values
-        if self.drops("layernorm"):
-            dropped = dropped + self.hidden
-        return _Block(kept=kept, dropped=dropped, gradient=np.zeros_like(kept))
-
-    def _core(self, heads: FloatArray) -> FloatArray:
-        """Return the tensors that attention keeps between its inputs and its output.
-
-        Fused attention keeps one fp32 log-sum-exp per query and head. Otherwise the softmax is kept, and with dropout
-        also its mask and its result: 5 a s^2 b in 16 bits (Korthikanti et al. 2022, section 4.1).
-        """
-        if self.runtime.fused_attention:
-            return 4 * self.tokens * heads
-        kept = 2 * self.width + 1 if self.runtime.attention_dropout else self.width
-        return kept * self.tokens * heads * self.job.sequence_length
-
-    def _mlp(self, rows: FloatArray, inner: FloatArray | float) -> tuple[FloatArray, FloatArray]:
-        """Return the output of the first product(s), and the last one's input with the activation's tensors."""
-        gated = self.job.model.gated_ffn
-        elements = self.width * rows * inner
-        copies = 2 if gated and not self.runtime.fused_elementwise else 1
-        return (1 + gated) * elements, (copies - 1 + self.input_share) * elements
-
-    def dense_mlp(self) -> _Block:
-        """Tally the inputs of norm and first product, and the inner values before and after the activation."""
-        first, last = self._mlp(self.tokens, self.job.model.ffn_size / self.shapes.tp)
-        kept = self.hidden + self.kept_input + first + last
-        dropped = np.zeros_like(first)
-        if self.runtime.selective_products:
-            dropped = np.maximum(kept - self._second_products(first) - self.scattered, 0.0)
-        elif self.drops("mlp"):
-            dropped = dropped + first + last
-        if self.drops("layernorm") and not self.runtime.selective_products:
-            dropped = dropped + self.hidden
-        return _Block(kept=kept, dropped=dropped, gradient=self.hidden + first + self.working)
-
-    def _second_products(self, first: FloatArray) -> FloatArray:
-        """Return the products of an MLP that remain if every second one of a layer is kept: w1 and w2, or up alone."""
-        if not self.job.model.gated_ffn:
-            return first
-        return first / 2 + np.where(first > 0, self.width * self.tokens * self.job.model.hidden_size, 0.0)
-
-    def moe_mlp(self) -> _Block:
-        """Tally the norm, the router, and each expert's input and inner values for the tokens that are routed to it.
-
-        A routed token's weight scales the inner values, so no output is kept (megatron-core moe/experts.py). Only a
-        gated activation is fused with that scaling (fusions/fused_bias_swiglu.py). Others keep the values before and
-        after it.
-        """
-        model, width, tp = self.job.model, self.width, self.shapes.tp
-        routed = routed_tokens(self.job, self.shapes)
-        inputs = width * routed * model.hidden_size * self.input_share
-        first, last = self._mlp(routed, model.expert_ffn_size / self.shapes.expert_tensor)
-        if not model.gated_ffn:
-            last = 2 * last
-        shared_first, shared_last = self._mlp(self.tokens, model.shared_expert_ffn_size / tp)
-        # The router runs in fp32 on the ranks' own shares of the tokens.
-        router = 8 * self.residual * model.num_experts  # scores and probabilities in fp32
-        experts = router + inputs + first + last
-        shared = shared_first + shared_last + self.kept_shared * bool(model.shared_expert_ffn_size)
-        dropped = np.zeros_like(experts)
-        # Dropping the whole MoE module keeps its inputs alone. Otherwise its parts are dropped one by one.
-        if self.runtime.selective_products:
-            # what the experts' exchanges delivered, both ways, and the shared experts' products
-            exchanged = np.where(self.shapes.ep > 1, 2 * inputs, 0.0)
-            products = exchanged + self._second_products(shared_first) + self.scattered
-            whole = (1 + self.input_share) * self.hidden + experts + shared
-            dropped = np.maximum(whole - products, 0.0)
-        elif self.drops("moe"):
-            dropped = dropped + experts + shared_first + shared_last
-        else:
-            dropped = (
-                dropped + self.drops("moe_act") * last + self.drops("shared_experts") * (shared_first + shared_last)
-            )
-        if self.drops("layernorm") and not self.runtime.selective_products:
-            dropped = dropped + self.hidden
-        return _Block(
-            kept=(1 + self.input_share) * self.hidden + experts + shared,
-            dropped=dropped,
-            gradient=self.hidden + first + ROUTED_COPIES * inputs,
-        )
 
 
 def estimate_memory(
@@ -474,8 +305,8 @@ def stage_needed_bytes(
 
 def _is_wanted(stages: StageKinds, stage: WhichStage) -> NDArray[np.bool_]:
     """Select the kinds of stages that the measured stage may be [c, 1]."""
-    ends = {"first": Block.EMBEDDING, "last": Block.HEAD}
-    return stages.held(ends[stage]) > 0 if stage in ends else np.ones((len(stages.count), 1), dtype=np.bool_)
+    ends = {"first": stages.embeddings, "last": stages.heads}
+    return ends[stage] > 0 if stage in ends else np.ones((len(stages.count), 1), dtype=np.bool_)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -505,19 +336,21 @@ class HeldWeights:
         ZeRO-3 gathers the weights of the current layer and of the next, holds a layer's gradient before it is
         scattered, and the tables.
         """
-        local, each = local_parameters(job, weights, stages.blocks), layer_parameters(job, weights)
-        has_dense, has_moe = stages.held(Block.DENSE_MLP) > 0, stages.held(Block.MOE_MLP) > 0
-        # A stage with both kinds of layers needs room for the larger one.
-        layer = np.maximum(each.dense * has_dense, (each.moe + each.expert) * has_moe)
-        num_tables = stages.held(Block.EMBEDDING) + stages.held(Block.HEAD)
-        local_experts = np.maximum(job.model.num_experts / weights.ep, 1.0)
+        model = job.model
+        local, each = local_parameters(job, weights, stages.pieces), block_parameters(model, weights)
+        in_layers = model.is_layer_block
+        # A stage with several kinds of layers needs room for the largest one.
+        of_piece = (model.blocks_of_piece * in_layers) @ (each.dense + each.expert)
+        layer = np.max(of_piece * (stages.pieces > 0)[:, :, None], axis=1)
+        # Of each shape of weight one counts, and one expert of many.
+        has_block = (stages.pieces @ (model.blocks_of_piece * in_layers)) > 0
         return cls(
             zero_stage=weights.zero_stage,
             is_offloaded=weights.is_offloaded,
             whole=local.dense + local.expert,
             shard=sharded_parameters(weights, local),
-            gathered=3 * layer + each.table * num_tables,
-            shapes=each.attention + each.dense_mlp * has_dense + (each.shared + each.expert / local_experts) * has_moe,
+            gathered=3 * layer + local_table(model, weights) * (stages.embeddings + stages.heads),
+            shapes=has_block @ (each.dense + each.one_expert),
         )
 
 
@@ -587,7 +420,7 @@ def pipeline_ends(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid)
     elements = tokens * job.model.vocab_size / shapes.tp
     handed_on = width * residual * job.model.hidden_size
     inputs = 3 * handed_on + np.where(residual < tokens, 2 * width * tokens * job.model.hidden_size, 0.0)
-    table_gradient = width * layer_parameters(job, shapes).table
+    table_gradient = width * local_table(job.model, shapes)
     # A loss in parts has the logits of one part at a time. Beside them stand the head's gradient, to which every part
     # adds, copies of the parts of its input, and that input's gradient in fp32 (torchtitan components/loss.py,
     # ChunkedLossWrapper and GradAccumulator).
@@ -716,9 +549,8 @@ class Passes:
         slack = (0.0 if self.runtime.expandable_segments else self.runtime.activation_slack) * dynamic
         if not self.runtime.gathered_share:
             return slack
-        # Every layer has one attention block, so these are the numbers of layers.
-        once, again = stages.held(Block.ATTENTION), stages.held_again(Block.ATTENTION)
-        gathered = self.layers.gathered[row] * (once - again) + self.again.gathered[row] * again
+        once, again = stages.pieces - stages.again, stages.again
+        gathered = once @ self.layers.gathered[:, row] + again @ self.again.gathered[:, row]
         return np.asarray(slack + self.runtime.gathered_share * (gathered * in_flight))
 
     def moments(self, stages: StageKinds, in_flight: FloatArray, row: IntArray) -> _Moments:
@@ -728,27 +560,32 @@ class Passes:
         when one micro-batch's activations are released already.
         """
         layers, ends = self.layers.take(row), self.ends.take(row)
-        num_dense, num_moe = stages.held(Block.DENSE_MLP), stages.held(Block.MOE_MLP)
-        dense_again, moe_again = stages.held_again(Block.DENSE_MLP), stages.held_again(Block.MOE_MLP)
+        once, again = stages.pieces - stages.again, stages.again
         # Activations of one micro-batch on the stage: layers that recompute in full are counted with their own figures.
-        one = layers.dense * (num_dense - dense_again) + layers.moe * (num_moe - moe_again)
-        working = np.maximum(
-            layers.dense_working * (num_dense > dense_again), layers.moe_working * (num_moe > moe_again)
-        )
-        if stages.again.any():
-            again = self.again.take(row)
-            one = one + again.dense * dense_again + again.moe * moe_again
-            working = np.maximum(working, again.dense_working * (dense_again > 0))
-            working = np.maximum(working, again.moe_working * (moe_again > 0))
+        one = once @ layers.kept
+        working = _largest(layers.working, once)
+        if again.any():
+            in_full = self.again.take(row)
+            one = one + again @ in_full.kept
+            working = np.maximum(working, _largest(in_full.working, again))
         kept = one * in_flight
+        # The logits of prediction modules stand beside those of the main model until their loss is differentiated.
+        predicting = stages.pieces[:, [-3]] if stages.model.num_mtp_layers else np.zeros_like(stages.heads)
         handed_on = ends.handed_on if stages.count.sum() > 1 else np.zeros(1)
         return _Moments(
             kept=kept,
             released=np.minimum(one, kept),
             working=working,
-            gradient=np.maximum(layers.dense_gradient * (num_dense > 0), layers.moe_gradient * (num_moe > 0)),
-            logits=ends.logits * stages.held(Block.HEAD),
-            beside_logits=ends.beside_logits * stages.held(Block.HEAD),
-            table=ends.table_gradient * stages.held(Block.EMBEDDING),
+            gradient=_largest(layers.gradient, stages.pieces),
+            logits=ends.logits * (stages.heads + predicting),
+            beside_logits=ends.beside_logits * ((stages.heads + predicting) > 0),
+            table=ends.table_gradient * stages.embeddings,
             constant=handed_on + self.runtime.workspace_bytes,
         )
+
+
+def _largest(figures: FloatArray, held: FloatArray) -> FloatArray:
+    """Return the largest figure [P, k] of the pieces that each kind of stage holds some of [c, P], as [c, k]."""
+    if len(figures) == 1:
+        return np.asarray(figures * (held > 0))
+    return np.asarray(np.max(figures * (held > 0)[:, :, None], axis=1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,49 +12,28 @@ from numpy.typing import NDArray
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.uneven_work import EVEN, Assignment
-from costmodels.operators.layer_operators import BLOCKS, Block
 from hardware.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StageLayers:
-    """Layers that each of `pp` stages holds.
+    """Pieces that each of `pp` stages holds, or each of its virtual stages.
 
     Attributes:
-        dense: Number of layers with a dense MLP [pp].
-        moe: Number of layers with experts [pp].
-        dense_again: Number of dense layers whose forward pass runs again in full, whatever the configuration recomputes
-            [pp].
-        moe_again: Number of layers with experts whose forward pass runs again in full [pp].
+        model: Model whose pieces they are.
+        held: Number of each piece; the first stage has the embedding, the last the head [pp, P].
+        again: Number of layers among them whose forward pass runs again in full, whatever the configuration recomputes
+            [pp, P].
     """
 
-    dense: IntArray
-    moe: IntArray
-    dense_again: IntArray
-    moe_again: IntArray
+    model: ModelSpec
+    held: IntArray
+    again: IntArray
 
     @property
-    def blocks(self) -> FloatArray:
-        """Number of each Block that a stage holds [pp, len(BLOCKS)]; the first has the embedding, the last the head."""
-        is_first = np.arange(len(self.dense)) == 0
-        return _stack_blocks(self.dense, self.moe, is_first, is_first[::-1])
-
-    @property
-    def again(self) -> FloatArray:
-        """Number of each Block that runs again in full [pp, len(BLOCKS)]."""
-        none = np.zeros_like(self.dense)
-        return _stack_blocks(self.dense_again, self.moe_again, none, none)
-
-
-def _stack_blocks(dense: IntArray, moe: IntArray, embedding: NDArray[Any], head: NDArray[Any]) -> FloatArray:
-    held = {
-        Block.ATTENTION: dense + moe,
-        Block.DENSE_MLP: dense,
-        Block.MOE_MLP: moe,
-        Block.EMBEDDING: embedding,
-        Block.HEAD: head,
-    }
-    return np.stack([held[block] for block in BLOCKS], axis=1).astype(np.float64)
+    def layers(self) -> IntArray:
+        """Number of layers of the main model that each stage holds [pp]."""
+        return np.asarray(self.held @ (self.model.mean_layer > 0))
 
 
 def assign_layers(
@@ -80,19 +58,23 @@ def assign_layers(
     more the first does not either, and of three more the last two do not.
     """
     virtual = chunk_of_layer(model, runtime, pp, vpp, assignment.layers)
-    is_moe, again = moe_layers(model), np.zeros(len(virtual), dtype=np.bool_)
+    piece, again = model.piece_of_layer, np.zeros(len(virtual), dtype=np.bool_)
     if assignment.recomputed:
         # Layers of a virtual stage are contiguous, so the first of them is found by search.
         place = np.arange(len(virtual)) - np.searchsorted(virtual, virtual)  # position within its virtual stage
         again = place < np.array(assignment.recomputed)[virtual]
+    number, num_pieces = pp * vpp if by_chunk else pp, len(model.pieces)
 
-    def held(chosen: NDArray[np.bool_]) -> IntArray:
-        number = pp * vpp if by_chunk else pp
-        return np.bincount(virtual[chosen] % number, minlength=number)
+    def count(chosen: NDArray[np.bool_]) -> IntArray:
+        cells = virtual[chosen] % number * num_pieces + piece[chosen]
+        return np.bincount(cells, minlength=number * num_pieces).reshape(number, num_pieces)
 
-    return StageLayers(
-        dense=held(~is_moe), moe=held(is_moe), dense_again=held(~is_moe & again), moe_again=held(is_moe & again)
-    )
+    held = count(np.ones(len(virtual), dtype=np.bool_))
+    held[0, -2] = held[-1, -1] = 1  # the embedding and the head
+    if model.num_mtp_layers:
+        of_part = np.bincount(virtual, minlength=pp * vpp).tolist()
+        held[mtp_part(of_part) % number, -3] = model.num_mtp_layers
+    return StageLayers(model=model, held=held, again=count(again))
 
 
 def chunk_of_layer(
@@ -151,12 +133,6 @@ def mtp_part(layers_of_part: Sequence[int]) -> int:
 
 
 @lru_cache(maxsize=64)
-def moe_layers(model: ModelSpec) -> NDArray[np.bool_]:
-    """Return whether each layer has experts [num_layers]."""
-    return np.array([model.is_moe_layer(layer) for layer in range(model.num_layers)], dtype=np.bool_)
-
-
-@lru_cache(maxsize=64)
 def _balanced_stages(model: ModelSpec, pp: int) -> IntArray:
     """Return the stage of each layer [num_layers] by cuts at equal shares of the compute, including the head's."""
     cumulative = np.cumsum(_block_costs(model))
@@ -172,11 +148,8 @@ def _balanced_stages(model: ModelSpec, pp: int) -> IntArray:
 
 def _block_costs(model: ModelSpec) -> FloatArray:
     """Return the compute of each layer and of the head, in active parameters per token [num_layers + 1]."""
-    layers = [
-        model.moe_layer_active_parameters if model.is_moe_layer(layer) else model.dense_layer_parameters
-        for layer in range(model.num_layers)
-    ]
-    return np.array([*layers, model.hidden_size * model.vocab_size], dtype=np.float64)
+    layers = [sum(block.active_parameters for block in layer) for layer in model.layers]
+    return np.array([*layers, model.head.table], dtype=np.float64)
 
 
 @lru_cache(maxsize=64)

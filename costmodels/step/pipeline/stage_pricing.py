@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.operators.kernels import CollectiveTime
-from costmodels.operators.layer_operators import BLOCKS, Block
 from costmodels.step.block_costs import BlockCosts
 from costmodels.step.breakdown import EXPOSED_PARTS
 from costmodels.step.launches import beyond_device_s, hops_launch_s, issue_s
@@ -94,15 +93,14 @@ class StagePricing:
         runtime = setting.runtime
         self.runtime, self.pp, self.stages, self.row = runtime, pipeline.pp, pipeline.stages, pipeline.weights_of
         weights = pipeline.weights
-        local = local_parameters(setting.job, weights, self.stages.blocks)
+        local = local_parameters(setting.job, weights, self.stages.pieces)
         # Shares of a stage's weights that its embedding and each of its layers hold.
         weights_of = np.maximum(local.total, 1.0)
-        is_embedding = np.arange(len(BLOCKS)) == BLOCKS.index(Block.EMBEDDING)
-        is_layer = ~is_embedding & (np.arange(len(BLOCKS)) != BLOCKS.index(Block.HEAD))
-        blocks = self.stages.blocks
-        layers = np.maximum(self.stages.held(Block.ATTENTION), 1.0)
+        is_layer, pieces = setting.job.model.is_layer_piece, self.stages.pieces
+        is_embedding = np.arange(len(is_layer)) == len(is_layer) - 2
+        layers = np.maximum(self.stages.layers, 1.0)
         self.embedding_share, self.layer_share = (
-            local_parameters(setting.job, weights, blocks * chosen).total / weights_of / number
+            local_parameters(setting.job, weights, pieces * chosen).total / weights_of / number
             for chosen, number in ((is_embedding, 1.0), (is_layer, layers))
         )
         bandwidth = self.stages.smallest([device.memory_bandwidth_bytes_per_s for device in setting.cluster.devices])

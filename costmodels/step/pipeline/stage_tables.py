@@ -17,7 +17,7 @@ from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import cached_kernel_s, collective_s
-from costmodels.operators.layer_operators import BLOCKS, Block, unique_shapes
+from costmodels.operators.layer_operators import unique_shapes
 from costmodels.step.block_costs import block_costs
 from costmodels.step.memory.peak import stage_needed_bytes
 from costmodels.step.pipeline.schedules import stage_in_flight
@@ -103,19 +103,17 @@ def stage_figures(setting: Setting, grid: ConfigGrid, stages: StageKinds) -> tup
 
 def _every_stage(job: TrainingJob, has_device: NDArray[np.bool_]) -> StageKinds:
     """Return every stage with every number of layers, of which none, one or all are recomputed [3 * pp * (L + 1)]."""
-    model, pp = job.model, len(has_device)
-    moe = model.num_moe_layers / model.num_layers
-    one_layer = {Block.ATTENTION: 1.0, Block.DENSE_MLP: 1.0 - moe, Block.MOE_MLP: moe}
-    # The mean layer is a mix of dense layers and layers with experts.
-    mean = np.array([one_layer.get(block, 0.0) for block in BLOCKS])
+    # The mean layer is a mix of all kinds of layers.
+    model, pp, mean = job.model, len(has_device), job.model.mean_layer
     numbers = np.arange(model.num_layers + 1.0)
-    blocks = np.broadcast_to(numbers[:, None] * mean, (pp, len(numbers), len(BLOCKS))).copy()
-    layers = blocks.copy()
-    blocks[0, :, BLOCKS.index(Block.EMBEDDING)] = 1.0
-    blocks[-1, :, BLOCKS.index(Block.HEAD)] = 1.0
+    layers = np.broadcast_to(numbers[:, None] * mean, (pp, len(numbers), len(mean))).copy()
+    held = layers.copy()
+    held[0, :, -2] = held[-1, :, -1] = 1.0  # the embedding and the head
+    if model.num_mtp_layers:
+        held[-1, :, -3] = model.num_mtp_layers
     # Rows: first all plain stages, then the same stages with one layer recomputed, then with all.
-    each = np.tile(blocks.reshape(-1, len(BLOCKS)), (3, 1))
+    each = np.tile(held.reshape(-1, len(mean)), (3, 1))
     first = np.minimum(layers, mean)
-    again = np.stack([np.zeros_like(layers), first, layers]).reshape(-1, len(BLOCKS))
+    again = np.stack([np.zeros_like(layers), first, layers]).reshape(-1, len(mean))
     stage = np.tile(np.repeat(np.arange(pp), len(numbers)), 3)
-    return alternatives(each, again, has_device[stage], stage)
+    return alternatives(model, each, again, has_device[stage], stage)

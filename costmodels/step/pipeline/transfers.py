@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, collective_s
-from costmodels.operators.layer_operators import Collective, OpKind, Phase, residual_tokens
+from costmodels.operators.layer_operators import Collective, residual_tokens
 from costmodels.step.pipeline.schedules import of_round
 from costmodels.step.placement import Groups
 from hardware.arrays import FloatArray, IntArray

@@ -13,7 +13,6 @@ import numpy as np
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
-from costmodels.operators.layer_operators import BLOCKS, Block
 from costmodels.step.block_costs import BlockCosts
 from costmodels.step.pipeline.beside_passes import BesidePasses
 from costmodels.step.pipeline.pass_by_pass import ChunkTimes, join_times, pipeline_time_s
@@ -78,7 +77,7 @@ def unlike_passes(
         )
         if vpp > 1:
             whole = _of_chunks(stages, held, costs.take(chosen), whole)
-        layers = held.blocks[:, [BLOCKS.index(Block.ATTENTION)]]
+        layers = held.layers[:, None].astype(np.float64)
         own_hops = hops.take(chosen)
         hop_s, hop_leaves_domain = own_hops.ring_hops(pp)
         timed = ChunkTimes(
@@ -133,9 +132,9 @@ def _of_chunks(
     stages: StageKinds, held: StageLayers, costs: BlockCosts, of_stages: Sequence[FloatArray]
 ) -> list[FloatArray]:
     """Divide the passes of every stage [pp, k] among its chunks [v, k], in proportion to what their blocks cost."""
-    pp, num_virtual = len(stages.kind_of_stage), len(held.blocks)
+    pp, num_virtual = len(stages.kind_of_stage), len(held.held)
     stage = np.arange(num_virtual) % pp
-    chunks = alternatives(held.blocks, held.again, stages.has_device[stages.kind_of_stage[stage]], stage)
+    chunks = alternatives(held.model, held.held, held.again, stages.has_device[stages.kind_of_stage[stage]], stage)
     of_devices = np.concatenate([chunks.total(costs.compute), chunks.total(costs.exposed)], axis=1)
     forward, backward, *exposed = chunks.slowest(of_devices)
     # Both passes share what is exposed in proportion to their compute.

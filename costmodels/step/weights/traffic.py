@@ -19,11 +19,12 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, collective_s
-from costmodels.operators.layer_operators import Collective, OpKind, Phase
+from costmodels.operators.layer_operators import Collective
 from costmodels.step.communication import exposed_s
 from costmodels.step.placement import Groups, LocalParameters, expert_shards
 from hardware.arrays import FloatArray, IntArray

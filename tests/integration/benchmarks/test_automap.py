@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from benchmarks.papers.automap import ArgumentGame, automap_plan
 from benchmarks.papers.propagated_plans import PlanReader
 from benchmarks.papers.propagation import Propagation
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import mesh_of
 from costmodels.sharding.frontends.jax.graph import graph_of
 from costmodels.sharding.frontends.jax.program import trace_function

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.support.gpu_program import kernels_of, replayed, without_comments
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 
 PROGRAM = """\
 HloModule jit_step, is_scheduled=true

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.calibration import operator_calibration
 from benchmarks.calibration.measured_operators import FILES, OPERATORS, read_operators
 from benchmarks.calibration.operator_calibration import CHOSEN_ON, HeldOut, by_kind, figures, held_out, ranges
-from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
+from costmodels.blocks.operator import COLLECTIVES, OpKind, Phase
 from costmodels.surrogates.operator_surrogate import Form
 
 FIGURES = {"n", "coverage", "prior", "surrogate", "width", "score"}

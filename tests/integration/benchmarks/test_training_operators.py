@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.calibration import training_operators
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.operators.isolated import IsolatedCall
-from costmodels.operators.layer_operators import OpKind, Phase
 
 MODEL = """
 source: made up

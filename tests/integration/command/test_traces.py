@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.operators.layer_operators import OpKind, Phase, step_operators
+from costmodels.operators.layer_operators import step_operators
 from tests.support.programs.small_commands import JOB, backend_of
 from trials.backend import Observation, Status
 from trials.command.backend import COMMAND_RANKS

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
+from costmodels.blocks.operator import OpKind
 from costmodels.job.parallel_config import ParallelConfig, parse_config
 from costmodels.job.runtime import find_runtime
 from costmodels.job.setting import Setting
-from costmodels.operators.layer_operators import OpKind
 from tests.support.programs.small_backends import cluster_of
 from tests.support.programs.training_ranks import GPT, LLAMA, MIXTRAL, job_of, train_recorded
 from trials.torch_training.profiling.call_profile import Channel, call_mismatches, predicted_calls

@@ -2,8 +2,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the benchmarks need torch: pip install 'meshtune[torch]'")
 
+from costmodels.blocks.operator import COLLECTIVES, OpKind, Phase
 from costmodels.operators.isolated import IsolatedCall
-from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
 from trials.torch_training.benchmarks.device import DeviceBenchmarks
 from trials.torch_training.benchmarks.messages import Refusal, Timing
 

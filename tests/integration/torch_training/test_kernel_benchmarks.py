@@ -6,8 +6,8 @@ pytest.importorskip("torch", reason="the benchmarks need torch: pip install 'mes
 
 import torch
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.operators.isolated import PASSES, IsolatedCall
-from costmodels.operators.layer_operators import OpKind, Phase
 from trials.torch_training.benchmarks import kernels as kernel_benchmarks
 from trials.torch_training.benchmarks.kernels import time_call
 from trials.torch_training.benchmarks.timing import FEWEST_RUNS, MOST_RUNS, time_runs

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.operators.layer_operators import OpKind, Phase
 from costmodels.step.executions import operator_executions
 from tests.support.programs import profiling_ranks
 from tests.support.programs.training_ranks import LLAMA, job_of

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from costmodels.blocks.operator import OpKind
 from costmodels.job.runtime import find_runtime
-from costmodels.operators.layer_operators import OpKind
 from hardware.cluster_file import find_cluster
 from tests.support.programs import recorded_ranks, training_ranks
 from tests.support.programs.small_backends import PP

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from hardware.cluster import Cluster
 from hardware.collectives import all_gather_s, all_reduce_s, send_recv_s
 from hardware.device import find_device

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodels.operators.layer_operators import OpKind, Phase
+from costmodels.blocks.operator import OpKind, Phase
 from trials.backend import MAX_LOG_TAIL, Observation, OperatorSample, Status, tail_of
 
 seconds = st.floats(min_value=1e-9, max_value=1e9)

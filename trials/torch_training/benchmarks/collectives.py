@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from costmodels.blocks.operator import OpKind
 from costmodels.operators.isolated import IsolatedCall
-from costmodels.operators.layer_operators import OpKind
 from trials.torch_training.benchmarks.messages import Timing
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}

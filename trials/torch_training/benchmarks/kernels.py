@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.operators.isolated import IsolatedCall, isolated_operator
-from costmodels.operators.layer_operators import OpKind, Phase
 from trials.torch_training.benchmarks.messages import Timing
 from trials.torch_training.benchmarks.timing import time_runs
 from trials.torch_training.model.attention_kernels import attend_whole, block_backward, block_forward

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
-from costmodels.job.model_spec import ModelSpec
+from costmodels.job.decoder import Decoder
 from trials.torch_training.model.attention import attend
 from trials.torch_training.model.sharding import Layout
 from trials.torch_training.model.weights import WeightMaker, cuts_of
@@ -43,7 +43,7 @@ class Surroundings:
         recomputes_attention: Whether the backward pass computes the attention core again.
     """
 
-    model: ModelSpec
+    model: Decoder
     layout: Layout
     make: WeightMaker
     positions: Tensor

@@ -91,7 +91,7 @@ def build_chunks(
         seed: Seed of all weights.
         keep: Selection of the copies of tokens that experts accept.
     """
-    model = job.model
+    model = job.model.plain
     positions = local_positions(
         job.sequence_length, cp=config.cp, up=config.up, cp_rank=mesh.index("cp"), up_rank=mesh.index("up")
     ).to(mesh.device)
@@ -117,7 +117,7 @@ def build_chunks(
         keep=keep,
     )
     # Virtual stage v belongs to pipeline rank v mod pp, as in Megatron-LM's interleaved schedule.
-    of_layer = chunk_of_layer(model, runtime, config.pp, config.vpp, config.assignment.layers)
+    of_layer = chunk_of_layer(job.model, runtime, config.pp, config.vpp, config.assignment.layers)
     last = config.pp * config.vpp - 1
     chunks = []
     for virtual in range(mesh.index("pp"), last + 1, config.pp):

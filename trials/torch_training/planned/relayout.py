@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from costmodels.sharding.exports.relayouts import relayouts
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, moves
 from trials.torch_training.planned.digits import Digits, Placement, overlap

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.plan import Plan, cost_of
 from trials.torch_training.profiling.rank_recording import Issued, RankRecording

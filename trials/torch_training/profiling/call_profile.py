@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from costmodels.blocks.operator import OpKind
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
-from costmodels.operators.layer_operators import OpKind
 from costmodels.step.executions import collective_executions
 from costmodels.step.placement import extents
 from trials.torch_training.profiling.rank_recording import Issued, RankRecording

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from costmodels.operators.layer_operators import OpKind, Phase
+from costmodels.blocks.operator import OpKind, Phase
 from trials.backend import OperatorSample
 from trials.profiling.operator_profile import RankProfile, Unexplained, is_routed, merge_samples
 from trials.profiling.trace_events import TraceEvent

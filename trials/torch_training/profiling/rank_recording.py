@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -45,7 +45,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo, Work  # torch.distributed has them, but its types do not say so
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from trials.torch_training.profiling.rank_recording import Computed, Event, Issued, RankGroup, RankRecording, Waited
 
 BACKEND = "recorded"

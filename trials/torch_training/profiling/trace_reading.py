@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from costmodels.operators.layer_operators import Phase
+from costmodels.blocks.operator import Phase
 from trials.profiling.trace_events import TraceEvent
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::_grouped_mm")

@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from costmodels.blocks.operator import OpKind
 from costmodels.operators.kernels import CollectiveTime, collective_s
-from costmodels.operators.layer_operators import Collective, OpKind
+from costmodels.operators.layer_operators import Collective
 from costmodels.simulator.events import NOTHING, Route, TaskGraph, Timeline, run
 from hardware.arrays import IntArray
 from hardware.cluster import Cluster

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from costmodels.blocks.operator import Phase
 from costmodels.job.model_catalog import load_model
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import execution_s
-from costmodels.operators.layer_operators import Block, Phase, step_operators
+from costmodels.operators.layer_operators import step_operators
 from costmodels.step.memory.peak import layer_activations
 from hardware.arrays import FloatArray
 from hardware.io.errors import ConfigError
@@ -105,42 +106,37 @@ def _name(phase: str, batch: int, layers: list[int]) -> str:
 def _kept_bytes(job: TrainingJob, layers: list[int], grid: ConfigGrid) -> list[float]:
     """Return the activations that each of some layers keeps until its backward pass [bytes]."""
     kept = layer_activations(job, find_runtime(RUNTIME), grid)
-    return [float((kept.moe if job.model.is_moe_layer(layer) else kept.dense)[0]) for layer in layers]
+    return [float(own) for own in kept.kept[job.model.piece_of_layer[layers], 0]]
 
 
-def _block_seconds(job: TrainingJob, site: Site, grid: ConfigGrid) -> dict[Phase, dict[Block, FloatArray]]:
-    """Return the time of each pass of each block on every device [D]."""
-    runtime = find_runtime(RUNTIME)
-    found: dict[Phase, dict[Block, FloatArray]] = {
-        phase: {block: np.zeros(len(site.devices)) for block in Block} for phase in Phase
-    }
+def _block_seconds(job: TrainingJob, site: Site, grid: ConfigGrid) -> dict[Phase, FloatArray]:
+    """Return the time of each pass of each block on every device [B, D]."""
+    runtime, place = find_runtime(RUNTIME), {name: at for at, name in enumerate(job.model.block_names)}
+    found = {phase: np.zeros((len(place), len(site.devices))) for phase in Phase}
     for operator in step_operators(job, runtime, grid):
         seconds = {device: float(execution_s(operator, device, job, runtime, grid)[0]) for device in set(site.devices)}
-        found[operator.phase][operator.block] += [seconds[device] for device in site.devices]
+        found[operator.phase][place[operator.block]] += [seconds[device] for device in site.devices]
     return found
 
 
-def _seconds(model: ModelSpec, layers: list[int], block_s: dict[Block, FloatArray]) -> tuple[float, ...]:
+def _pieces(model: ModelSpec, layers: list[int]) -> FloatArray:
+    """Count the pieces of some neighbouring layers, with the ends of the model that they have [P]."""
+    held = np.bincount(model.piece_of_layer[layers], minlength=len(model.pieces)).astype(np.float64)
+    held[-2], held[-1] = 0 in layers, model.num_layers - 1 in layers
+    if model.num_mtp_layers and held[-1]:
+        held[-3] = model.num_mtp_layers
+    return held
+
+
+def _seconds(model: ModelSpec, layers: list[int], block_s: FloatArray) -> tuple[float, ...]:
     """Return the time of some neighbouring layers on every device, with the ends of the model that they have [D]."""
-    total = np.zeros_like(block_s[Block.HEAD])
-    for layer in layers:
-        total += block_s[Block.ATTENTION]
-        total += block_s[Block.MOE_MLP if model.is_moe_layer(layer) else Block.DENSE_MLP]
-    if 0 in layers:
-        total += block_s[Block.EMBEDDING]
-    if model.num_layers - 1 in layers:
-        total += block_s[Block.HEAD]
-    return tuple(total.tolist())
+    return tuple((_pieces(model, layers) @ model.blocks_of_piece @ block_s).tolist())
 
 
 def _parameters(model: ModelSpec, layers: list[int]) -> int:
     """Return the parameters of some neighbouring layers, with the ends of the model that they have."""
-    moe = sum(model.is_moe_layer(layer) for layer in layers)
-    total = moe * model.moe_layer_parameters + (len(layers) - moe) * model.dense_layer_parameters
-    if 0 in layers:
-        total += model.embedding_parameters + model.position_parameters
-    if model.num_layers - 1 in layers:
-        # a tied head is a second copy where it is not with the embedding
-        table = model.head_parameters or (0 if 0 in layers else model.embedding_parameters)
-        total += table + model.final_norm_parameters
-    return total
+    held = _pieces(model, layers)
+    total = held @ model.blocks_of_piece @ np.array([block.parameters for block in model.blocks], dtype=np.float64)
+    # a tied head is a second copy where it is not with the embedding
+    has_copy = model.tied_embeddings and held[-1] and not held[-2]
+    return round(float(total)) + (model.head.table if has_copy else 0)

@@ -18,8 +18,7 @@ import numpy as np
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.job.uneven_work import Assignment
-from costmodels.operators.layer_operators import BLOCKS, Block
-from costmodels.step.pipeline.schedules import moe_layers, stage_in_flight
+from costmodels.step.pipeline.schedules import stage_in_flight
 from costmodels.step.pipeline.stage_tables import stage_figures
 from costmodels.step.placement import alternatives, stage_devices
 from hardware.arrays import FloatArray, IntArray
@@ -135,21 +134,19 @@ def pipeline_of(
     )
     # Weights and other states are what a layer needs beyond its activations in flight.
     kept, recomputed = figures.in_flight_bytes(in_flight, again=False), figures.in_flight_bytes(in_flight, again=True)
-    is_moe = moe_layers(setting.job.model)
-    types = np.unique(is_moe)
     on_stage = stage_devices(setting.cluster, config.pp)
     num_kinds = len(setting.cluster.devices)
     return Pipeline(
-        layer_type=np.searchsorted(types, is_moe),
-        layer_s=figures.layer_s[:, types.astype(np.int64)],
-        recompute_s=figures.recompute_s[:, types.astype(np.int64)],
+        layer_type=setting.job.model.piece_of_layer,
+        layer_s=figures.layer_s,
+        recompute_s=figures.recompute_s,
         first_s=figures.first_s,
         last_s=figures.last_s,
         stage_s=figures.stage_s,
         hop_s=np.zeros((num_kinds, num_kinds)),  # the same whatever is cut
-        state_bytes=(figures.layer_bytes[0] - in_flight[0] * kept)[types.astype(np.int64)],
-        kept_bytes=kept[types.astype(np.int64)],
-        recomputed_bytes=(recomputed if may_recompute else kept)[types.astype(np.int64)],
+        state_bytes=figures.layer_bytes[0] - in_flight[0] * kept,
+        kept_bytes=kept,
+        recomputed_bytes=recomputed if may_recompute else kept,
         first_bytes=figures.first_bytes,
         last_bytes=figures.last_bytes,
         working_bytes=figures.working_bytes + (figures.again_once_bytes(in_flight) if may_recompute else 0.0),
@@ -166,16 +163,16 @@ def pipeline_of(
 class _Figures:
     """Times and memory of a layer, of the embedding and of the head, as differences between stages of average size.
 
-    Letters: d kinds of devices. Pairs [2] are a dense layer and a layer with experts, or the first and the last stage.
+    Letters: d kinds of devices, t kinds of layers. Pairs [2] are the first and the last stage.
 
     Attributes:
-        layer_s: Time of a dense layer and of one with experts on each kind [d, 2].
-        recompute_s: Time that recomputing such a layer adds [d, 2].
+        layer_s: Time of a layer of each kind on each kind of device [d, t].
+        recompute_s: Time that recomputing such a layer adds [d, t].
         first_s: Time of the embedding [d].
-        last_s: Time of the head [d].
+        last_s: Time of the head, and of prediction modules before it [d].
         stage_s: Time of a stage without layers [d].
-        layer_bytes: Memory that one more layer needs on the first stage and on the last [2, 2].
-        again_bytes: Memory that one more recomputed layer needs there [2, 2].
+        layer_bytes: Memory that one more layer needs on the first stage and on the last [2, t].
+        again_bytes: Memory that one more recomputed layer needs there [2, t].
         first_bytes: Memory of the embedding.
         last_bytes: Memory of the head.
         working_bytes: Memory of a stage without layers.
@@ -184,37 +181,39 @@ class _Figures:
     def __init__(self, setting: Setting, config: ParallelConfig) -> None:
         """Price stages with one part more than the average stage, all in one call."""
         model, num_kinds = setting.job.model, len(setting.cluster.devices)
-        moe = model.num_moe_layers / model.num_layers
-        mean = _row({Block.ATTENTION: 1.0, Block.DENSE_MLP: 1.0 - moe, Block.MOE_MLP: moe})
+        number, num_pieces = len(np.unique(model.piece_of_layer)), len(model.pieces)
+        one = np.eye(num_pieces)
         self.size = max(round(model.num_layers / config.pp), 1)
-        layers = [_row({Block.ATTENTION: 1.0, mlp: 1.0}) for mlp in (Block.DENSE_MLP, Block.MOE_MLP)]
-        # Rows: the average stage; with a dense layer or one with experts more; with that layer recomputed; with the
-        # embedding; with the head. Differences from the first row are the figures of one part.
-        base, none = self.size * mean, np.zeros(len(BLOCKS))
-        rows = [(base, none), *((base + layer, none) for layer in layers), *((base + layer, layer) for layer in layers)]
-        rows += [(base + _row({Block.EMBEDDING: 1.0}), none), (base + _row({Block.HEAD: 1.0}), none)]
-        blocks, again = (np.stack(column) for column in zip(*rows, strict=True))
+        # Rows: the average stage; with a layer of each kind more; with that layer recomputed; with the embedding; with
+        # the head. Differences from the first row are the figures of one part.
+        base, none = self.size * model.mean_layer, np.zeros(num_pieces)
+        head = one[-1] + (model.num_mtp_layers * one[-3] if model.num_mtp_layers else 0.0)
+        rows = [(base, none), *((base + one[at], none) for at in range(number))]
+        rows += [(base + one[at], one[at]) for at in range(number)]
+        rows += [(base + one[-2], none), (base + head, none)]
+        pieces, again = (np.stack(column) for column in zip(*rows, strict=True))
         # every kind of device, as the first stage and as the last, each with all rows: [d, 2, rows]
         shape = (num_kinds, 2, len(rows))
         kind, end, row = (index.ravel() for index in np.indices(shape))
         has_device = np.arange(num_kinds) == kind[:, None]
-        stages = alternatives(blocks[row], again[row], has_device, end * (config.pp - 1))
+        stages = alternatives(model, pieces[row], again[row], has_device, end * (config.pp - 1))
         times, needed = stage_figures(setting, ConfigGrid.from_configs([config]), stages)
         # what a stage takes is the same at both ends, and what it needs the same on all kinds
         seconds, needed_bytes = times.reshape(shape)[:, 1], needed.reshape(shape)[0]
-        self.layer_s = seconds[:, 1:3] - seconds[:, :1]
-        self.recompute_s = seconds[:, 3:5] - seconds[:, 1:3]
-        self.first_s, self.last_s = seconds[:, 5] - seconds[:, 0], seconds[:, 6] - seconds[:, 0]
-        shares = np.array([1.0 - moe, moe])
+        plain, again_rows = slice(1, 1 + number), slice(1 + number, 1 + 2 * number)
+        self.layer_s = seconds[:, plain] - seconds[:, :1]
+        self.recompute_s = seconds[:, again_rows] - seconds[:, plain]
+        self.first_s, self.last_s = seconds[:, -2] - seconds[:, 0], seconds[:, -1] - seconds[:, 0]
+        shares = model.mean_layer[:number]
         self.stage_s = seconds[:, 0] - self.size * self.layer_s @ shares
-        self.layer_bytes = needed_bytes[:, 1:3] - needed_bytes[:, :1]
-        self.again_bytes = needed_bytes[:, 3:5] - needed_bytes[:, :1]
-        self.first_bytes = float(needed_bytes[0, 5] - needed_bytes[0, 0])
-        self.last_bytes = float(needed_bytes[1, 6] - needed_bytes[1, 0])
+        self.layer_bytes = needed_bytes[:, plain] - needed_bytes[:, :1]
+        self.again_bytes = needed_bytes[:, again_rows] - needed_bytes[:, :1]
+        self.first_bytes = float(needed_bytes[0, -2] - needed_bytes[0, 0])
+        self.last_bytes = float(needed_bytes[1, -1] - needed_bytes[1, 0])
         self.working_bytes = float((needed_bytes[:, 0] - self.size * self.layer_bytes @ shares).max())
 
     def in_flight_bytes(self, in_flight: FloatArray, *, again: bool) -> FloatArray:
-        """Return the activations that a layer of each type keeps for one micro-batch in flight [2]."""
+        """Return the activations that a layer of each kind keeps for one micro-batch in flight [t]."""
         # The first and the last stage have a different number of micro-batches in flight, but the same weights. The
         # difference of their memory is therefore due to activations.
         needed = self.again_bytes if again else self.layer_bytes
@@ -231,11 +230,6 @@ class _Figures:
         # The increase for a recomputed layer, less its states and what it keeps in flight, is needed once.
         states = self.layer_bytes[0] - in_flight[0] * kept
         return float(np.max(self.again_bytes[0] - states - in_flight[0] * recomputed, initial=0.0))
-
-
-def _row(held: dict[Block, float]) -> FloatArray:
-    """Return numbers of blocks as an array in the order of BLOCKS."""
-    return np.array([held.get(block, 0.0) for block in BLOCKS])
 
 
 def _supply(cluster: Cluster, config: ParallelConfig) -> tuple[int, ...] | None:

@@ -31,7 +31,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, Graph, Op
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout

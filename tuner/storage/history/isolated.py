@@ -13,8 +13,8 @@ import math
 
 from sqlalchemy import Connection, select
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.operators.isolated import IsolatedCall
-from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.io.errors import quote_value
 from tuner.search.earlier_runs import IsolatedSample
 from tuner.storage.history.tables import SAMPLES

@@ -18,9 +18,9 @@ from optuna.distributions import json_to_distribution
 from pydantic import TypeAdapter
 from sqlalchemy import Connection, column, inspect, select, table
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.layer_operators import OpKind, Phase
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError, quote_value
 from trials.backend import Observation, Status

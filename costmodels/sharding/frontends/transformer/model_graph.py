@@ -77,7 +77,7 @@ def transformer_graph(
     Raises:
         ConfigError: A size is out of its range.
     """
-    model = job.model
+    model = job.model.plain
     layers = model.num_layers if num_layers is None else num_layers
     if micro_batch_size < 1:
         raise ConfigError("must be at least 1", key="micro_batch_size", value=micro_batch_size)
@@ -106,7 +106,7 @@ def transformer_graph(
 
 def _sizes(job: TrainingJob, micro_batch_size: int) -> dict[str, int]:
     """Return the size of every factor by its name; 1 for parts that the model lacks."""
-    model, tokens = job.model, job.sequence_length
+    model, tokens = job.model.plain, job.sequence_length
     # Without experts, no pattern uses the chunks.
     chunks = chunk_sizes(tokens, top_k=model.top_k, num_experts=model.num_experts) if model.is_moe else {}
     return {
@@ -152,7 +152,7 @@ class _Decoder:
 
     def write(self, num_layers: int) -> None:
         """Add the whole forward pass, from the tokens to the loss."""
-        step, model = self.step, self.job.model
+        step, model = self.step, self.job.model.plain
         tokens = step.token_numbers("tokens", "batch sequence")
         labels = step.token_numbers("labels", "batch sequence")
         table = step.parameter("embedding.weight", "vocabulary hidden")
@@ -174,7 +174,7 @@ class _Decoder:
 
     def attention(self, name: str, x: int) -> int:
         """Add an attention block with its residual connection."""
-        model, step = self.job.model, self.step
+        model, step = self.job.model.plain, self.step
         normed = self._add_norm(name, "attention.norm", x)
         queries, keys, values = (self._add_latent_heads if model.uses_mla else self._add_heads)(name, normed)
         # Narrow types apply to the projections only, not to the core.
@@ -193,7 +193,7 @@ class _Decoder:
         They are one operator, so that its input gradient is a single partial sum if heads are partitioned. With one key
         head for all queries, the query heads can be partitioned and the key head cannot, so there are two operators.
         """
-        model, step = self.job.model, self.step
+        model, step = self.job.model.plain, self.step
         dims = {"query": f"{HEADS} head_dim", "key": "kv_heads head_dim", "value": "kv_heads head_dim"}
         # Multi-query attention: kv_heads has size 1, so only query_groups can be partitioned.
         has_one_key = model.num_kv_heads == 1 < model.num_heads
@@ -216,9 +216,9 @@ class _Decoder:
 
     def _add_positions(self, name: str, label: str, x: int) -> int:
         """Add the norm and the rotary embedding of queries or keys, where the model has them."""
-        if self.job.model.qk_norm:
+        if self.job.model.plain.qk_norm:
             x = norm(self.step, f"{name}.{label}_add_norm", x, over="head_dim")
-        return x if self.job.model.learned_positions else rotary(self.step, f"{name}.{label}_rotary", x)
+        return x if self.job.model.plain.learned_positions else rotary(self.step, f"{name}.{label}_rotary", x)
 
     def _add_latent_heads(self, name: str, x: int) -> tuple[int, int, int]:
         """Add queries, keys and values of latent attention.
@@ -226,7 +226,7 @@ class _Decoder:
         They are projected down to a rank, normalised there, and projected up to the heads. Source: DeepSeek-V2, arXiv
         2405.04434, section 2.1.
         """
-        model, step, precision = self.job.model, self.step, self.job.precision
+        model, step, precision = self.job.model.plain, self.step, self.job.precision
 
         def product(role: str, x: tuple[int, str], outputs: dict[str, str]) -> tuple[int, ...]:
             # The weight's input dims are those of x without the token dims.
@@ -271,7 +271,7 @@ class _Decoder:
 
     def moe_mlp(self, name: str, x: int) -> int:
         """Add a mixture-of-experts block with its shared experts and its residual connection."""
-        model, step = self.job.model, self.step
+        model, step = self.job.model.plain, self.step
         normed = self._add_norm(name, "mlp.norm", x)
         scores = "batch sequence experts"
         logits = self._add_product(f"{name}.router", (normed, HIDDEN), "experts hidden", scores, precision=self.wide)
@@ -293,7 +293,7 @@ class _Decoder:
 
     def _add_mlp(self, name: str, x: int, rows: str, ffn: str, *, experts: str = "") -> int:
         """Add the two products of an MLP and the activation between them, for all tokens or for each expert's own."""
-        model, step = self.job.model, self.step
+        model, step = self.job.model.plain, self.step
         # Experts multiply by a weight each, which makes the expert dim a batch dim of the product.
         primitive = "batch_matmul" if experts else "matmul"
         inner = f"gates {ffn}" if model.gated_ffn else ffn
@@ -318,7 +318,7 @@ class _Decoder:
 
     def _add_norm(self, block: str, place: str, x: int) -> int:
         """Add the norm at one of the places in _NORMS if the model has it; otherwise return the input."""
-        model = self.job.model
+        model = self.job.model.plain
         if _NORMS.index(place) >= model.norms_per_layer:
             return x
         name = f"{block}.{place.partition('.')[2]}"

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from benchmarks.zoo import FACTORIES, shape_of
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import FactorKind
 from costmodels.sharding.frontends.jax.graph import graph_of_jax

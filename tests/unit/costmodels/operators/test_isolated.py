@@ -3,13 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.isolated import IsolatedCall, is_run_by, isolated_call_s, isolated_operator, isolated_role
 from costmodels.operators.kernels import alone_s, collective_alone_s
-from costmodels.operators.layer_operators import OpKind, Phase, step_operators, unique_shapes
+from costmodels.operators.layer_operators import step_operators, unique_shapes
 from hardware.cluster_file import find_cluster
 
 UNFUSED = replace(find_runtime("megatron-core"), fused_elementwise=False, fused_cross_entropy=False)

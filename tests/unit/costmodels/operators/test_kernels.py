@@ -10,10 +10,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costmodels.blocks.operator import Operator, OpKind, Phase
 from costmodels.job.runtime import find_runtime
 from costmodels.operators.kernel_catalog import kernel_constants, matmul_table
 from costmodels.operators.kernels import alone_s, kernel_s
-from costmodels.operators.layer_operators import Block, Operator, OpKind, Phase
+from costmodels.operators.layer_operators import Block
 from hardware.device import device_names, find_device
 from tests.support.settings.random_settings import job_of
 

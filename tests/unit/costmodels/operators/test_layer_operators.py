@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.job.model_catalog import find_model, model_names
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ParallelConfig
 from costmodels.job.runtime import find_runtime
@@ -11,8 +12,6 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.operators.layer_operators import (
     SHAPE_DIMENSIONS,
     Block,
-    OpKind,
-    Phase,
     attention_core,
     exchanged_kv_size,
     is_core,

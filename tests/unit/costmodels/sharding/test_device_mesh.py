@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
 from hardware.cluster_file import find_cluster
 from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s

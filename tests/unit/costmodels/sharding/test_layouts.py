@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, local_share, moves
 from tests.support.graphs.random_graphs import mesh_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.graph import CONSTANT, INPUT, STATE, GraphBuilder, TensorKind
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, local_share

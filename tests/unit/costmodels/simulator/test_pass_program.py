@@ -5,9 +5,10 @@ import itertools
 import pytest
 from hypothesis import given
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.operators.kernels import collective_s, kernel_s
-from costmodels.operators.layer_operators import BLOCKS, Block, OpKind, Phase
+from costmodels.operators.layer_operators import BLOCKS, Block
 from costmodels.simulator.operator_prices import OperatorPrices
 from costmodels.simulator.pass_program import Piece, Segment, Work, piece_launches, piece_programs
 from costmodels.step.block_costs import block_times

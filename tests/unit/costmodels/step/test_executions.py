@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.uneven_work import Assignment
 from costmodels.operators.kernels import collective_s
-from costmodels.operators.layer_operators import OpKind, Phase
 from costmodels.step.executions import collective_executions, operator_executions
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import find_cluster

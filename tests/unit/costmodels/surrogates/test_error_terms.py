@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from costmodels.blocks.operator import COLLECTIVES
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.operators.kernels import collective_s, execution_s, kernel_s
-from costmodels.operators.layer_operators import COLLECTIVES
 from costmodels.step.executions import collective_executions, operator_executions
 from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step

@@ -4,10 +4,10 @@ import math
 import numpy as np
 import pytest
 
+from costmodels.blocks.operator import COLLECTIVES, OpKind, Phase
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.operators.kernels import collective_s, kernel_s
-from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
 from costmodels.step.step_time import estimate_step
 from costmodels.surrogates import operator_surrogate
 from costmodels.surrogates.error_terms import step_terms

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from costmodels.blocks.operator import OpKind
 from costmodels.operators.kernels import collective_alone_s
-from costmodels.operators.layer_operators import OpKind
 from tests.support.programs.small_backends import cluster_of
 from trials.jax_training.device_program import DeviceProgram
 

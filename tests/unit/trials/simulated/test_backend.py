@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from costmodels.blocks.operator import COLLECTIVES, OpKind, Phase
 from costmodels.calibration.measured_runs import read_measured_group
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.simulator.trace import operator_events
 from costmodels.step.step_time import estimate_step

@@ -3,8 +3,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.operators.isolated import IsolatedCall
-from costmodels.operators.layer_operators import OpKind, Phase
 from tests.support.settings.small_spaces import setting_of
 from tuner.calibrate.calibration_plan import MOST_CALLS, Wanted, calibration_plan, calls_of
 from tuner.space.enumeration import enumerate_space

@@ -6,7 +6,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from tests.support.studies.commits import kept_at_each_commit
 from tests.support.studies.in_process_executor import run_here as run
 from tests.support.studies.stepping_executor import SteppingExecutor

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from optuna.distributions import IntDistribution
 from optuna.trial import TrialState, create_trial
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
-from costmodels.operators.layer_operators import OpKind, Phase
 from trials.backend import Observation, OperatorSample, Status
 from tuner.search import observations as module
 from tuner.search.observations import FAILS_ALIKE, OBSERVATION, STATUS, ObservationLog, Observations, observations_of

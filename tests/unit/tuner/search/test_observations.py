@@ -7,9 +7,9 @@ import pytest
 from optuna.distributions import IntDistribution
 from optuna.trial import TrialState, create_trial
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
-from costmodels.operators.layer_operators import OpKind, Phase
 from trials.backend import Observation, OperatorSample, Status
 from tuner.search.observations import LEAST_NOISE, OBSERVATION, STATUS, STEP_NOISE, observations_of
 from tuner.search.proxy.proxy_trials import PROXY, Proxy

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
+from costmodels.blocks.operator import COLLECTIVES, OpKind, Phase
 from costmodels.job.runtime import CONSTANTS
-from costmodels.operators.layer_operators import COLLECTIVES, OpKind, Phase
 from costmodels.surrogates.error_terms import step_terms
 from costmodels.surrogates.operator_surrogate import timing_variance
 from costmodels.surrogates.predicted import predict

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the step needs torch: pip install 'meshtune[torch]'")
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from costmodels.sharding.exports.relayouts import relayouts
 from costmodels.sharding.layouts import moves
 from tests.support.programs.sharded_steps import GPT, LLAMA, job_of

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from tests.support.programs.sharded_steps import GPT, of_study
 from trials.torch_training.planned.traffic import members, planned_traffic, recorded_traffic, traffic_mismatches
 from trials.torch_training.profiling.rank_recording import Issued, RankGroup, RankRecording

@@ -6,12 +6,13 @@ from fnmatch import fnmatch
 
 import pytest
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import with_layers
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.layer_operators import Block, OpKind, Phase
+from costmodels.operators.layer_operators import Block
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import TensorKind

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.graph import INPUT, GraphBuilder, TensorKind
 from costmodels.sharding.plan import NONE, cost_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from costmodels.operators.layer_operators import OpKind
+from costmodels.blocks.operator import OpKind
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.graph import INPUT, GraphBuilder, TensorKind
 from costmodels.sharding.plan import cost_of

@@ -8,12 +8,12 @@ import optuna
 import pytest
 from sqlalchemy import Engine, event, func, inspect, select, text
 
+from costmodels.blocks.operator import OpKind, Phase
 from costmodels.calibration.fidelity import group_key, is_clean, settings_of
 from costmodels.calibration.fitting import calibrate_timed
 from costmodels.calibration.measured_runs import COLUMNS, read_measured, read_measured_and_skipped
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior, find_runtime
-from costmodels.operators.layer_operators import OpKind, Phase
 from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError

@@ -1,0 +1,182 @@
+"""Softmax attention with its norm, projections and residual: multi-head or grouped-query, under any mask.
+
+Sources: Vaswani et al. 2017 for the block; Ainslie et al. 2023 (GQA) for grouped keys; Shoeybi et al. 2019, section 3,
+for what tp cuts; Jacobs et al. 2023, section 3.2, for the exchange of heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from costmodels.blocks.attention_core import AttentionCore
+from costmodels.blocks.builder import OperatorBuilder
+from costmodels.blocks.context import BlockContext, Degrees
+from costmodels.blocks.contract import AbstractBlock, Exchanges, HeldParameters
+from costmodels.blocks.mask import Mask
+from costmodels.blocks.operator import Family, Operator
+from costmodels.blocks.tally import BlockMemory, Tally
+from hardware.arrays import FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attention(AbstractBlock):
+    """Multi-head or grouped-query attention.
+
+    Attributes:
+        hidden_size: Width of a token.
+        num_heads: Query heads.
+        num_kv_heads: Key and value heads.
+        head_dim: Size of one head.
+        qkv_bias: Whether queries, keys and values have biases.
+        output_bias: Whether the output has a bias.
+        qk_norm: Whether each query and key head is normalised, with one weight of head_dim for all heads.
+        rotary: Whether queries and keys are rotated by their positions.
+        gate_size: Outputs of a gate that scales the heads' results: one for each element, one for each head, or 0 for
+            none (Qwen3-Next; Qiu et al. 2025, arXiv 2505.06708).
+        sinks: Whether each head has a learned logit that no value belongs to (gpt-oss; Xiao et al. 2023).
+        mask: Mask.
+        norms: Norms over the hidden size that belong to the block.
+        norm_size: Parameters of one such norm.
+    """
+
+    kind: ClassVar[str] = "attention"
+    family: ClassVar[Family] = Family.MIXER
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    rotary: bool = True
+    gate_size: int = 0
+    sinks: bool = False
+    mask: Mask = field(default_factory=Mask)
+    norms: float = 1.0
+    norm_size: int
+
+    @property
+    def label(self) -> str:
+        """Kind with its mask."""
+        return f"{self.mask.label}_{self.kind}" if self.mask.label else self.kind
+
+    @property
+    def q_size(self) -> int:
+        """Width of the queries."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of the keys, and of the values."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def _cut_parameters(self) -> int:
+        width = self.q_size + 2 * self.kv_size + self.gate_size
+        inputs = self.hidden_size * width + (width if self.qkv_bias else 0)
+        output = self.q_size * self.hidden_size + (self.hidden_size if self.output_bias else 0)
+        return inputs + output + (2 * self.head_dim if self.qk_norm else 0) + (self.num_heads if self.sinks else 0)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of projections, their biases, and the norms."""
+        return self._cut_parameters + round(self.norms * self.norm_size)
+
+    def mixing_flops(self, length: FloatArray | float) -> FloatArray | float:
+        """Return the FLOPs of scores and context of one token, a causal mask not halved (PaLM, appendix B)."""
+        share = self.mask.share(length) * (2.0 if self.mask.causal else 1.0)
+        return 2.0 * length * share * 2 * self.q_size
+
+    def local_kv(self, degrees: Degrees) -> FloatArray:
+        """Return the key (or value) elements per token on a tp rank [n]; heads are copied where tp is more."""
+        return np.maximum(self.num_kv_heads / degrees.tp, 1.0) * self.head_dim
+
+    def _exchanged_kv(self, degrees: Degrees) -> FloatArray:
+        """Return the key elements that Ulysses and the ring send: heads repeated until up divides them [n]."""
+        size = self.local_kv(degrees)
+        # Ulysses deals whole heads: the least common multiple of heads and up, over up
+        heads = np.rint(size / self.head_dim).astype(np.int64)
+        return size * (degrees.up // np.gcd(heads, degrees.up))
+
+    def held(self, degrees: Degrees) -> HeldParameters:
+        """Return the parameters of one rank [n]: tp divides matrices and heads, norms are copied."""
+        tp = degrees.tp.astype(np.float64)
+        # A rank has whole key-value heads: where tp exceeds their number, the heads are copied.
+        extra_kv = self.local_kv(degrees) - self.num_kv_heads * self.head_dim / tp
+        copied = self.norms * self.norm_size
+        return HeldParameters(dense=self._cut_parameters / tp + 2 * self.hidden_size * extra_kv + copied)
+
+    def operators(self, build: OperatorBuilder) -> list[Operator]:
+        """Return the norm, the projections, rotary positions, the core and the residual."""
+        context = build.context
+        tokens, tp = context.tokens, context.degrees.tp
+        queries, keys = self.num_heads / tp * self.head_dim, self.local_kv(context.degrees)
+        gates = self.gate_size / tp
+        width = queries + gates + 2 * keys
+        operators = build.norm(self.hidden_size, norms=self.norms)
+        # of the products of queries, keys and values, the second is not kept
+        operators += build.matmul("qkv", tokens, self.hidden_size, width, kept_share=1.0 - keys / width)
+        if self.rotary:  # rotary positions change queries and keys, not values
+            operators += build.elementwise("rotary", tokens * (queries + keys), 2, 2)
+        operators += self.core(build)
+        if self.gate_size:
+            operators += build.activation("gate", tokens * queries, gated=True)
+        operators += build.matmul("proj", tokens, queries, self.hidden_size)
+        return operators + build.add_residual(self.hidden_size)
+
+    def _core(self, context: BlockContext) -> AttentionCore:
+        return AttentionCore(
+            mask=self.mask,
+            heads=self.num_heads / context.degrees.tp,
+            head_dim=self.head_dim,
+            value_head_dim=self.head_dim,
+            kv_size=self.local_kv(context.degrees),
+        )
+
+    def core(self, build: OperatorBuilder) -> list[Operator]:
+        """Return attention between the projections."""
+        return self._core(build.context).operators(build)
+
+    def memory(self, tally: Tally) -> BlockMemory:
+        """Tally the inputs of norm and first product, q, k, v, and the tensors of the core and the projection."""
+        context, width, tokens = tally.context, tally.width, tally.tokens
+        facts, heads = context.facts, self.num_heads / context.degrees.tp
+        # Attention keeps q, k, v and its output per local head; keys and values may have fewer heads than queries.
+        queries = width * tokens * heads * self.head_dim
+        key_values = 2 * width * tokens * self.local_kv(context.degrees)
+        output = width * tokens * heads * self.head_dim
+        core = self._core(context).kept_bytes(context)
+        kept = tally.hidden + tally.kept_input + queries + key_values + output + core
+        if self.gate_size:  # the gate, and the output that it scales
+            kept = kept + width * tokens * (self.gate_size / context.degrees.tp) + output
+        if tally.input_share < 1:
+            kept = kept + tally.input_share * output  # the projection's narrow input, beside attention's 16-bit output
+        if not facts.fused_elementwise and self.rotary:
+            kept = kept + key_values  # rotary embeddings write the keys anew beside the product's output
+        kept = kept + np.where(context.degrees.up > 1, output, 0.0)  # the output before and after the exchange of heads
+        if facts.selective_products:
+            # the layer's input, the products of queries and values, and attention with its output
+            products = tally.hidden + queries + key_values / 2 + output + core + tally.scattered
+            dropped = np.maximum(kept - products, 0.0)
+        else:
+            dropped = tally.drops("core_attn") * core + tally.drops("layernorm") * tally.hidden
+        return BlockMemory(kept=kept, dropped=dropped, gradient=np.zeros_like(kept))
+
+    def exchanges(self, context: BlockContext) -> Exchanges:
+        """Return keys and values of the ring, and what Ulysses sends: q, k, v and the output."""
+        keys = self._exchanged_kv(context.degrees)
+        queries = self.num_heads * self.head_dim / context.degrees.tp
+        return Exchanges(tensor=True, ring=2 * context.tokens * keys, heads=context.tokens * 2 * (queries + keys))
+
+    def sizes(self) -> dict[str, int]:
+        """Return the heads, and the width of the product for queries, keys and values."""
+        width = self.q_size + 2 * self.kv_size
+        return {"heads": self.num_heads, "kv_heads": self.num_kv_heads, "projection": width}
+
+    def cached(self, tp: int) -> float:
+        """Return the keys and values of one token."""
+        return 2 * max(self.num_kv_heads / tp, 1.0) * self.head_dim
