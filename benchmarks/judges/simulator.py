@@ -310,7 +310,7 @@ def _equalize_stages(
     """Return a job, runtime and configuration with equally many layers in every virtual stage and almost no head."""
     num_virtual = config.pp * config.vpp
     layers = -(-job.model.num_layers // num_virtual) * num_virtual
-    model = replace(job.model, num_layers=layers, vocab_size=LITTLE_VOCABULARY)
+    model = job.model.changed(num_layers=layers, vocab_size=LITTLE_VOCABULARY)
     even = replace(config, assignment=replace(config.assignment, layers=(), recomputed=()))
     return replace(job, model=model), replace(runtime, layer_padding=1, layer_split="even"), even
 

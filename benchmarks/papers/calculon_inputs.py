@@ -32,7 +32,7 @@ _REFUSALS: Mapping[str, Callable[[MeasuredRun, Setting], bool]] = {
     ),
     "no mixture of experts": lambda run, _: run.model.is_moe,
     "no grouped-query or latent attention": lambda run, _: (
-        run.model.uses_mla or run.model.num_kv_heads != run.model.num_heads
+        run.model.plain.uses_mla or run.model.plain.num_kv_heads != run.model.plain.num_heads
     ),
     "no context parallelism": lambda run, _: run.config.cp * run.config.up > 1,
     "no sharded weights": lambda run, _: run.config.zero_stage == 3,
@@ -58,7 +58,7 @@ def inexpressible(run: MeasuredRun, setting: Setting) -> str | None:
 
 def approximations(run: MeasuredRun, setting: Setting) -> tuple[str, ...]:
     """Return what Calculon expresses only nearly in a run, in the words of a table."""
-    nearly = {"gated MLP": run.model.gated_ffn, "fused attention": setting.runtime.fused_attention}
+    nearly = {"gated MLP": run.model.plain.gated_ffn, "fused attention": setting.runtime.fused_attention}
     return tuple(name for name, is_so in nearly.items() if is_so)
 
 
@@ -70,10 +70,10 @@ def application_of(run: MeasuredRun) -> dict[str, int]:
     model = run.model
     return {
         "hidden": model.hidden_size,
-        "feedforward": model.ffn_size * 3 // 2 if model.gated_ffn else model.ffn_size,
+        "feedforward": model.plain.ffn_size * 3 // 2 if model.plain.gated_ffn else model.plain.ffn_size,
         "seq_size": run.sequence_length,
-        "attn_heads": model.num_heads,
-        "attn_size": model.head_dim,
+        "attn_heads": model.plain.num_heads,
+        "attn_size": model.plain.head_dim,
         "num_blocks": model.num_layers,
     }
 

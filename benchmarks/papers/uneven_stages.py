@@ -258,7 +258,7 @@ def _exactness(setting: Setting, found: Sequence[Compared]) -> Iterator[dict[str
     """Compare our optimum with that of HiGHS, and with the best of all plans if these are few."""
     fastest = min((one for one in found if one.best is not None), key=lambda one: one.best_s[False])
     for num_layers, pp in ((FEW_PLANS, 2), (FEW_PLANS, 4), (12, 4), (16, 2), (16, 4)):
-        job = replace(setting.job, model=replace(setting.job.model, num_layers=num_layers))
+        job = replace(setting.job, model=setting.job.model.changed(num_layers=num_layers))
         # The shortened models use tp=8 and fill the devices with context parallelism.
         layout = replace(fastest.config, pp=pp, vpp=1, tp=8, cp=setting.cluster.num_devices // (8 * pp), up=1, dp=1)
         # From memory that forces full recomputation to memory that needs none.

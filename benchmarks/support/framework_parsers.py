@@ -225,8 +225,8 @@ def _core() -> Callable[[Values, Setting, int], dict[str, Any]]:
             config = TransformerConfig(
                 num_layers=num_layers,
                 hidden_size=model.hidden_size,
-                num_attention_heads=model.num_heads,
-                num_query_groups=model.num_kv_heads,
+                num_attention_heads=model.plain.num_heads,
+                num_query_groups=model.plain.num_kv_heads,
                 num_moe_experts=model.num_experts or None,
                 add_bias_linear=False,
                 pipeline_dtype=torch.bfloat16,

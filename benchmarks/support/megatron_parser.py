@@ -162,21 +162,21 @@ def _model_flags(setting: Setting) -> list[str]:
     values = {
         "--num-layers": model.num_layers,
         "--hidden-size": model.hidden_size,
-        "--ffn-hidden-size": model.ffn_size or model.expert_ffn_size,
-        "--num-attention-heads": model.num_heads,
-        "--kv-channels": model.head_dim,
+        "--ffn-hidden-size": model.plain.ffn_size or model.plain.expert_ffn_size,
+        "--num-attention-heads": model.plain.num_heads,
+        "--kv-channels": model.plain.head_dim,
         "--max-position-embeddings": setting.job.sequence_length,
         "--position-embedding-type": "rope",
         "--train-iters": 10,
         "--lr": 1e-4,
     }
-    if model.num_kv_heads != model.num_heads:
-        values |= {"--num-query-groups": model.num_kv_heads}
+    if model.plain.num_kv_heads != model.plain.num_heads:
+        values |= {"--num-query-groups": model.plain.num_kv_heads}
     if model.is_moe:
         values |= {"--num-experts": model.num_experts, "--moe-router-topk": model.top_k}
-        values |= {"--moe-ffn-hidden-size": model.expert_ffn_size}
-    if model.is_moe and model.num_dense_layers:
-        dense = model.num_dense_layers
+        values |= {"--moe-ffn-hidden-size": model.plain.expert_ffn_size}
+    if model.is_moe and model.plain.num_dense_layers:
+        dense = model.plain.num_dense_layers
         values |= {"--moe-layer-freq": f"([0]*{dense}+[1]*{model.num_layers - dense})"}
     if model.num_mtp_layers:
         values |= {"--mtp-num-layers": model.num_mtp_layers}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -172,9 +172,9 @@ def small(model: ModelSpec, *, hidden_size: int, sequence_length: int, layers: i
     kept: dict[str, Any] = {
         "hidden_size": hidden_size,
         "num_heads": HEADS,
-        "num_kv_heads": HEADS if model.num_kv_heads == model.num_heads else HEADS // 2,
+        "num_kv_heads": HEADS if model.plain.num_kv_heads == model.plain.num_heads else HEADS // 2,
         "head_dim": hidden_size // HEADS,
-        "ffn_size": in_steps(model.ffn_size * share),
+        "ffn_size": in_steps(model.plain.ffn_size * share),
         "vocab_size": in_steps(model.vocab_size * share / 2),
         "learned_positions": min(model.learned_positions, sequence_length),
     }
@@ -182,10 +182,10 @@ def small(model: ModelSpec, *, hidden_size: int, sequence_length: int, layers: i
         kept |= {
             "num_experts": 8,
             "top_k": 2,
-            "expert_ffn_size": in_steps(model.expert_ffn_size * share),
-            "shared_expert_ffn_size": in_steps(model.shared_expert_ffn_size * share),
+            "expert_ffn_size": in_steps(model.plain.expert_ffn_size * share),
+            "shared_expert_ffn_size": in_steps(model.plain.shared_expert_ffn_size * share),
         }
-    return with_layers(replace(model, name=f"small {model.name}", **kept), layers)
+    return with_layers(model.changed(name=f"small {model.name}", **kept), layers)
 
 
 def in_steps(size: float) -> int:

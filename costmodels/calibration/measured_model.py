@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from costmodels.job.decoder import Decoder
-from costmodels.job.model_spec import ModelSpec
+from costmodels.job.model_spec import ModelSpec, plain_model
 
 ASSUMED_GPT_VOCABULARY = 51200
 """GPT-2's 50,257 tokens padded to a multiple of 1,024 (Narayanan et al. 2021, section 5.1: V = 51,200).
@@ -71,7 +70,7 @@ def model_of(
     fields |= _latent_attention(notes, heads)
     if experts > 1:
         fields |= _experts(notes, experts, top_k, expert_ffn or ffn)
-    decoder = Decoder(
+    return plain_model(
         name=name,
         source=source,
         assumed=("gated_ffn", "norm", "learned_positions", *assumed),
@@ -85,7 +84,6 @@ def model_of(
         gated_ffn=not is_gpt_like if gated is None else gated,
         **fields,
     )
-    return ModelSpec.of(decoder)
 
 
 def _vocabulary_size(family: str, stated: int | None, *, is_gpt_like: bool) -> tuple[int | None, tuple[str, ...]]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from costmodels.job.decoder import Decoder, check_count
-from costmodels.job.model_spec import ModelSpec
+from costmodels.job.decoder import check_count
+from costmodels.job.model_spec import ModelSpec, plain_model
 from hardware.io.errors import ConfigError, did_you_mean
 
 _REQUIRED: Final = object()
@@ -28,7 +28,7 @@ def model_from_hugging_face(mapping: Mapping[str, Any], *, name: str, file: str)
         ConfigError: the model type is unknown, a key is missing, or a value cannot work; it names `file` and the key.
     """
     try:
-        return ModelSpec.of(Decoder(name=name, source=f"config.json of {name}", **_read(_Config(mapping=mapping))))
+        return plain_model(name=name, source=f"config.json of {name}", **_read(_Config(mapping=mapping)))
     except ConfigError as error:
         raise _name_their_key(error, mapping).in_file(file) from None
 

@@ -12,7 +12,7 @@ from pydantic import create_model
 
 from costmodels.job.decoder import Decoder
 from costmodels.job.hugging_face import model_from_hugging_face
-from costmodels.job.model_spec import ModelSpec
+from costmodels.job.model_spec import ModelSpec, plain_model
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 
@@ -94,7 +94,7 @@ def _model_from_yaml(mapping: Mapping[str, Any], *, name: str, file: str) -> Mod
     read = validate_mapping(_ModelFile, {"name": name, **mapping}, file=file)
     values = {key: getattr(read, key) for key in _ModelFile.model_fields}
     try:
-        return ModelSpec.of(Decoder(**{**values, "assumed": tuple(values["assumed"])}))
+        return plain_model(**{**values, "assumed": tuple(values["assumed"])})
     except ConfigError as error:
         raise error.in_file(file) from None
 

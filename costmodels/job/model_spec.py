@@ -302,6 +302,15 @@ def _name_of(layer: Layer) -> str:
     return "layer with experts" if _has_experts(layer) else "dense layer"
 
 
+def plain_model(**keys: Any) -> ModelSpec:
+    """Return the model of a plain decoder with these keys of `Decoder`.
+
+    Raises:
+        ConfigError: a size is no count in its range, or two sizes contradict each other.
+    """
+    return ModelSpec.of(Decoder(**keys))
+
+
 def describe_model(model: ModelSpec) -> dict[str, Any]:
     """Return the sizes of a model as JSON: the keys of a plain decoder, or its blocks and the blocks of every layer."""
     if model.decoder is not None:

@@ -20,10 +20,10 @@ from costmodels.operators.kernels import alone_s, collective_alone_s
 from hardware.cluster import Cluster
 
 PASSES: dict[str, tuple[float, float]] = {
-    "swiglu": (3 * 5 * UNFUSED_PASSES),
-    "gelu": (2 * 3 * UNFUSED_PASSES),
-    "rotary": (2 * 2 * UNFUSED_PASSES),
-    "residual": (3 * 3 * UNFUSED_PASSES),
+    "swiglu": (3 * UNFUSED_PASSES, 5 * UNFUSED_PASSES),
+    "gelu": (2 * UNFUSED_PASSES, 3 * UNFUSED_PASSES),
+    "rotary": (2 * UNFUSED_PASSES, 2 * UNFUSED_PASSES),
+    "residual": (3 * UNFUSED_PASSES, 3 * UNFUSED_PASSES),
     "cross_entropy": (17, 8),
 }
 """Memory passes of an elementwise operator, forward and backward, as `layer_operators.step_operators` counts them for a

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from costmodels.job.decoder import Decoder
 from costmodels.job.model_catalog import find_model, load_model, model_names
-from costmodels.job.model_spec import ModelSpec
+from costmodels.job.model_spec import ModelSpec, plain_model
 from costmodels.job.parallel_config import DEGREES
 from costmodels.job.runtime import find_runtime, runtime_names
 from hardware.cluster_file import cluster_from_mapping
@@ -310,7 +309,7 @@ def _model(imported: Imported, added: Added, name: str, file: Path, folder: Path
     known = {field.name for field in fields(ModelSpec)}
     assert imported.model.keys() <= known, "an importer names fields of a ModelSpec"
     try:
-        model = ModelSpec.of(Decoder(name=name, source=f"the flags of {file.name}", **imported.model))
+        model = plain_model(name=name, source=f"the flags of {file.name}", **imported.model)
     except ConfigError as error:
         raise error.in_file(str(file)) from None
     sizes = _sizes(model)

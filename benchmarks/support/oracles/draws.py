@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from costmodels.job.model_spec import ModelSpec
+from costmodels.job.model_spec import ModelSpec, plain_model
 from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.setting import Setting
@@ -135,7 +135,7 @@ def _degrees(rng: np.random.Generator, devices: int, job: TrainingJob) -> dict[s
 def _model(rng: np.random.Generator) -> ModelSpec:
     heads, kv_heads = _pick(rng, HEADS)
     experts, width = int(_pick(rng, EXPERTS)), int(_pick(rng, WIDTHS))
-    return ModelSpec(
+    return plain_model(
         name="drawn",
         source="drawn at random",
         num_layers=int(_pick(rng, LAYERS)),

@@ -98,11 +98,11 @@ def _run(content: dict[str, Any], variables: dict[str, str | None], setting: Set
         context = ParallelContext(given.tp, given.pp, given.dp, given.expert_parallel_size)
         sizes = LlamaConfig(
             hidden_size=model.hidden_size,
-            intermediate_size=model.ffn_size,
+            intermediate_size=model.plain.ffn_size,
             max_position_embeddings=tokens.sequence_length,
-            num_attention_heads=model.num_heads,
+            num_attention_heads=model.plain.num_heads,
             num_hidden_layers=model.num_layers,
-            num_key_value_heads=model.num_kv_heads,
+            num_key_value_heads=model.plain.num_kv_heads,
             tie_word_embeddings=model.tied_embeddings,
             vocab_size=model.vocab_size,
         )

@@ -99,19 +99,19 @@ def _model(model: ModelSpec) -> Any:
     from torchtitan.models import qwen3
     from torchtitan.models.common import CosSinRoPE, Embedding, Linear
 
-    rope = CosSinRoPE.Config(dim=model.head_dim, max_seq_len=4096, theta=1e6)
-    sizes = {"n_layers": model.num_layers, "dim": model.hidden_size, "head_dim": model.head_dim, "rope": rope}
-    sizes |= {"n_heads": model.num_heads, "n_kv_heads": model.num_kv_heads, "attn_backend": "flex"}
+    rope = CosSinRoPE.Config(dim=model.plain.head_dim, max_seq_len=4096, theta=1e6)
+    sizes = {"n_layers": model.num_layers, "dim": model.hidden_size, "head_dim": model.plain.head_dim, "rope": rope}
+    sizes |= {"n_heads": model.plain.num_heads, "n_kv_heads": model.plain.num_kv_heads, "attn_backend": "flex"}
     if model.is_moe:
         layers = qwen3._build_qwen3_moe_layers(
             **sizes,
-            moe_hidden_dim=model.expert_ffn_size,
+            moe_hidden_dim=model.plain.expert_ffn_size,
             num_experts=model.num_experts,
             top_k=model.top_k,
             moe_comm_backend="standard",
         )
     else:
-        layers = qwen3._build_qwen3_layers(**sizes, hidden_dim=model.ffn_size)
+        layers = qwen3._build_qwen3_layers(**sizes, hidden_dim=model.plain.ffn_size)
     tied = model.tied_embeddings
     embedding = qwen3._EMBEDDING_SKIP_INIT if tied else qwen3._EMBEDDING_INIT
     return qwen3.Qwen3Model.Config(

@@ -20,7 +20,7 @@ from trials.training.planned import PlannedBackend
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 
-MODEL = replace(load_model("gpt-tiny.yaml", Path(__file__).parents[3] / "configs" / "models"), num_layers=1)
+MODEL = load_model("gpt-tiny.yaml", Path(__file__).parents[3] / "configs" / "models").changed(num_layers=1)
 CONFIG = ParallelConfig(dp=2, tp=2, mbs=2)
 
 

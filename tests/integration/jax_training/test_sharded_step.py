@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -83,7 +82,7 @@ def test_predicted_memory_follows_micro_batches(mbs):
     """Predicted memory is at most 1.5 times below XLA's, and not above it, for one micro-batch and for four: it lacks
     the copies that XLA's backend for CPUs makes.
     """
-    model = replace(load_model("gpt-tiny.yaml", ROOT / "configs" / "models"), num_layers=1)
+    model = load_model("gpt-tiny.yaml", ROOT / "configs" / "models").changed(num_layers=1)
     job = TrainingJob(model=model, sequence_length=64, global_batch_size=8, precision="fp32")
     setting = Setting(job=job, cluster=cluster_of(8), runtime=find_runtime("jax-reference"))
     grid = ConfigGrid.from_configs([ParallelConfig(dp=2, tp=4, mbs=mbs)])

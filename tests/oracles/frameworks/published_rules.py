@@ -40,8 +40,8 @@ def facts_of(setting: Setting) -> Facts:
     return Facts(
         num_devices=setting.cluster.num_devices,
         num_layers=model.num_layers,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
+        num_heads=model.plain.num_heads,
+        num_kv_heads=model.plain.num_kv_heads,
         num_experts=model.num_experts,
         num_mtp_layers=model.num_mtp_layers,
     )

@@ -1,6 +1,6 @@
 """Models of a few hundred parameters that together have all features of a transformer graph."""
 
-from costmodels.job.model_spec import ModelSpec
+from costmodels.job.model_spec import plain_model
 from costmodels.job.training_job import TrainingJob
 
 _GROUPED = {
@@ -48,12 +48,12 @@ _LATENT = {
 SMALL = {
     model.name: model
     for model in (
-        ModelSpec(**_GROUPED),
-        ModelSpec(**{**_GROUPED, "name": "one key", "num_kv_heads": 1, "qkv_bias": True, "causal": False}),
-        ModelSpec(**_GPT),
-        ModelSpec(**{**_GPT, "name": "gpt with positions to spare", "learned_positions": 10, "num_layers": 1}),
-        ModelSpec(**{**_EXPERTS, "moe_layer_period": 2}),
-        ModelSpec(
+        plain_model(**_GROUPED),
+        plain_model(**{**_GROUPED, "name": "one key", "num_kv_heads": 1, "qkv_bias": True, "causal": False}),
+        plain_model(**_GPT),
+        plain_model(**{**_GPT, "name": "gpt with positions to spare", "learned_positions": 10, "num_layers": 1}),
+        plain_model(**{**_EXPERTS, "moe_layer_period": 2}),
+        plain_model(
             **{
                 **_EXPERTS,
                 "name": "experts with biases",
@@ -66,8 +66,8 @@ SMALL = {
                 "norms_per_layer": 4,
             }
         ),
-        ModelSpec(**_LATENT),
-        ModelSpec(
+        plain_model(**_LATENT),
+        plain_model(
             **{**_LATENT, "name": "latent with biases", "q_lora_rank": 4, "qkv_bias": True, "norms_per_layer": 1}
         ),
     )

@@ -42,7 +42,7 @@ from tuner.planners.sharding.pins import Pin
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_plans import plan_step
 
-GPT = replace(load_model("configs/models/gpt-tiny.yaml", Path(__file__).parents[3]), num_layers=1)
+GPT = load_model("configs/models/gpt-tiny.yaml", Path(__file__).parents[3]).changed(num_layers=1)
 LLAMA = replace(
     GPT,
     name="llama-tiny",

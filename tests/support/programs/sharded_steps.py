@@ -20,7 +20,7 @@ from tuner.plans.step_plans import plan_step
 
 BATCH = 8
 
-GPT = replace(load_model("gpt-tiny.yaml", Path(__file__).parents[3] / "configs" / "models"), num_layers=1)
+GPT = load_model("gpt-tiny.yaml", Path(__file__).parents[3] / "configs" / "models").changed(num_layers=1)
 LLAMA = replace(
     GPT,
     name="llama",
@@ -52,7 +52,7 @@ PINNED = LayerPlanning(name="descent", pins=(Pin(op="layers.*.dense_mlp.up", dim
 
 def wide(model):
     """Return a model that planners shard on processor cores."""
-    return replace(model, name=f"wide-{model.name}", **WIDE)
+    return model.changed(name=f"wide-{model.name}", **WIDE)
 
 
 def job_of(model):

@@ -2,12 +2,12 @@
 
 import dataclasses
 
-from costmodels.job.model_spec import ModelSpec
+from costmodels.job.model_spec import plain_model
 from costmodels.job.training_job import TrainingJob
 
 NUM_STEPS = 3
 
-LLAMA = ModelSpec(
+LLAMA = plain_model(
     name="tiny-llama",
     source="made up",
     num_layers=4,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -100,7 +100,7 @@ def cases(draw, max_configs: int = 12) -> Case:
 
 def job_of(model: str = "llama3-8b", *, sequence_length: int = 4096, batch: int = 64, **fields) -> TrainingJob:
     """Build a job of a catalog model, with replaced fields."""
-    spec = replace(find_model(model), **fields) if fields else find_model(model)
+    spec = find_model(model).changed(**fields) if fields else find_model(model)
     return TrainingJob(model=spec, sequence_length=sequence_length, global_batch_size=batch)
 
 

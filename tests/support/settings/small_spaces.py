@@ -48,7 +48,7 @@ def setting_of(
     cluster = cluster_from_mapping(
         {"device": "H100-SXM-80", "hosts": hosts, "devices_per_host": devices_per_host}, Path()
     )
-    spec = replace(find_model("llama3-8b"), **model)
+    spec = find_model("llama3-8b").changed(**model)
     profile = find_runtime(RUNTIME_OF[rule_set])
     values = {"zero_stage": 1 if 1 in profile.zero_stages else min(profile.zero_stages), **(job or {})}
     training = TrainingJob(model=spec, sequence_length=sequence_length, global_batch_size=batch, **values)

@@ -9,7 +9,7 @@ import numpy as np
 
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.sources import setting_of
-from costmodels.job.model_spec import ModelSpec
+from costmodels.job.model_spec import ModelSpec, plain_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.step.memory.peak import estimate_memory
@@ -20,7 +20,7 @@ SOURCE = "made up"
 
 def small_model(hidden_size: int) -> ModelSpec:
     """Build a dense model of eight layers."""
-    return ModelSpec(
+    return plain_model(
         name=f"made-up-{hidden_size}",
         source="made up",
         assumed=(),

@@ -187,7 +187,7 @@ def test_a_loss_that_is_none_is_refused(loss):
 @pytest.fixture(scope="module")
 def beside_each_other():
     """Two layers of Llama 3 8B, as the transformer frontend writes them down, and as torch runs them."""
-    model = replace(find_model("llama3-8b"), num_layers=2)
+    model = find_model("llama3-8b").changed(num_layers=2)
     job = TrainingJob(model=model, sequence_length=4096, global_batch_size=8)
     return transformer_graph(job, micro_batch_size=8), graph_of_torch(*FACTORIES["llama_two_layers"]())
 

@@ -30,9 +30,15 @@ def test_latent_attention_is_read_from_the_remarks(notes, sizes):
     """
     spec = model(notes=notes, kv_heads=1)
 
-    named = (spec.q_lora_rank, spec.kv_lora_rank, spec.qk_nope_head_dim, spec.qk_rope_head_dim, spec.v_head_dim)
+    named = (
+        spec.plain.q_lora_rank,
+        spec.plain.kv_lora_rank,
+        spec.plain.qk_nope_head_dim,
+        spec.plain.qk_rope_head_dim,
+        spec.plain.v_head_dim,
+    )
     assert named == sizes
-    assert (spec.head_dim, spec.num_kv_heads) == (sizes[2] + sizes[3], 8)
+    assert (spec.plain.head_dim, spec.plain.num_kv_heads) == (sizes[2] + sizes[3], 8)
     plain = model(notes="swiglu; rope; nope of these; kv-channels=64", kv_heads=2)
     assert (plain.kv_lora_rank, plain.num_kv_heads, plain.head_dim) == (0, 2, 64)
 
@@ -55,7 +61,7 @@ def test_shared_experts_are_read_from_the_remarks(notes, count, width):
     """Their number or their inner size is told; the other follows from the experts' size, or is one."""
     spec = model(notes=notes, **EXPERTS)
 
-    assert (spec.num_shared_experts, spec.shared_expert_ffn_size) == (count, width)
+    assert (spec.plain.num_shared_experts, spec.plain.shared_expert_ffn_size) == (count, width)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +99,7 @@ def test_what_the_remarks_leave_out_follows_from_the_family(name, norm, position
     """
     spec = model(name)
 
-    assert (spec.norm, spec.learned_positions, spec.gated_ffn) == (norm, positions, gated)
+    assert (spec.norm, spec.learned_positions, spec.plain.gated_ffn) == (norm, positions, gated)
     for notes in ("squared-relu", "gelu non-gated"):
         assert not model(name, notes=notes).gated_ffn
     for notes in ("swiglu", "GeGLU, gated"):

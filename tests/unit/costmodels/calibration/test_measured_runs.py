@@ -49,8 +49,8 @@ def test_reads_every_field_of_a_row(write):
     (run,) = read(write(row))
     model, config = run.model, run.config
 
-    assert (model.num_layers, model.head_dim, model.num_kv_heads) == (4, 16, 2)
-    assert (model.gated_ffn, model.norm, model.tied_embeddings) == (True, "rms", True)
+    assert (model.num_layers, model.plain.head_dim, model.plain.num_kv_heads) == (4, 16, 2)
+    assert (model.plain.gated_ffn, model.norm, model.tied_embeddings) == (True, "rms", True)
     assert (config.dp, config.vpp, config.recompute, config.sequence_parallel) == (2, 1, "selective", False)
     assert (run.step_time_s, run.peak_memory_bytes, run.precision) == (2.0, 3 * 2**29, "bf16")
     assert (run.place, run.is_failed) == ("runs.csv:2", False)

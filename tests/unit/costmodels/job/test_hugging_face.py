@@ -132,7 +132,12 @@ def test_gemma_3_reads_the_text_model_with_its_defaults():
     text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34}
     model = read({"model_type": "gemma3", "text_config": text})
 
-    assert (model.num_heads, model.num_kv_heads, model.head_dim, model.norms_per_layer) == (8, 4, 256, 4)
+    assert (model.plain.num_heads, model.plain.num_kv_heads, model.plain.head_dim, model.plain.norms_per_layer) == (
+        8,
+        4,
+        256,
+        4,
+    )
     assert model.num_parameters == pytest.approx(3.88e9, rel=0.001)
     assert read(text) == model
     for key, value in (("hidden_size", "big"), ("num_key_value_heads", 3)):

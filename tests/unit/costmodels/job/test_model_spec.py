@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from costmodels.job.model_catalog import find_model, load_model, model_names
-from costmodels.job.model_spec import ModelSpec
+from costmodels.job.model_spec import plain_model
 from hardware.io.errors import ConfigError
 
 NAMES = [
@@ -67,7 +67,7 @@ head_dim: 8
 ffn_size: 96
 gated_ffn: true
 """
-TINY = ModelSpec(name="tiny", **yaml.safe_load(YAML))
+TINY = plain_model(name="tiny", **yaml.safe_load(YAML))
 TINY_MOE = dataclasses.replace(TINY, num_layers=7, num_experts=4, top_k=2, expert_ffn_size=32)
 TINY_MLA = dataclasses.replace(
     TINY, num_kv_heads=8, kv_lora_rank=16, qk_nope_head_dim=6, qk_rope_head_dim=2, v_head_dim=4
@@ -139,7 +139,7 @@ def test_latent_attention_flops_use_both_head_sizes():
     """With MLA, scores cost the width of the queries and the context the width of the values."""
     growth = TINY_MLA.model_flops_per_token(257) - TINY_MLA.model_flops_per_token(256)
 
-    assert growth == 6 * TINY_MLA.num_layers * TINY_MLA.num_heads * (8 + 4)
+    assert growth == 6 * TINY_MLA.num_layers * TINY_MLA.plain.num_heads * (8 + 4)
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 7])
@@ -147,7 +147,7 @@ def test_num_moe_layers_counts_is_moe_layer(period):
     """The closed form of num_moe_layers agrees with asking every layer, and layers add up to the model."""
     for dense in (0, 1, 3, 5):
         model = dataclasses.replace(TINY_MOE, moe_layer_period=period, num_dense_layers=dense)
-        is_moe = [model.is_moe_layer(layer) for layer in range(7)]
+        is_moe = [model.plain.is_moe_layer(layer) for layer in range(7)]
         layers = sum(model.moe_layer_parameters if moe else model.dense_layer_parameters for moe in is_moe)
 
         assert model.num_moe_layers == sum(is_moe)

@@ -56,7 +56,7 @@ def test_products_are_six_flop_per_parameter_and_token(name):
 
     flop = flop_of_a_micro_batch(job, ParallelConfig(), PRODUCTS)
 
-    attention = 6 * model.num_layers * 2048 * (model.q_size + model.context_size)
+    attention = 6 * model.num_layers * 2048 * (model.plain.q_size + model.plain.context_size)
     expected = 2048 * (model.model_flops_per_token(2048) - attention)
     assert flop == pytest.approx(expected, rel=2e-3)
     assert flop <= expected
@@ -248,7 +248,7 @@ def test_unfused_attention_passes_its_scores_through_memory():
     """
     job = job_of("gpt-22b", sequence_length=2048)
     unfused = replace(UNPADDED, fused_attention=False)
-    square = 2 * job.model.num_heads * 2048**2 * 2 * job.model.head_dim
+    square = 2 * job.model.plain.num_heads * 2048**2 * 2 * job.model.plain.head_dim
 
     operators = step_operators(job, unfused, grid_of(ParallelConfig()))
     core = [op for op in operators if op.name.startswith("attention.core")]
@@ -256,7 +256,7 @@ def test_unfused_attention_passes_its_scores_through_memory():
     flop = {phase: sum(float(op.flop[0]) for op in core if op.phase == phase) for phase in Phase}
     assert flop == {Phase.FORWARD: square, Phase.BACKWARD: 2 * square}
     softmax = next(op for op in core if op.name == "attention.core.softmax")
-    assert softmax.moved_bytes[0] >= 2 * 2 * job.model.num_heads * 2048**2
+    assert softmax.moved_bytes[0] >= 2 * 2 * job.model.plain.num_heads * 2048**2
 
 
 def test_narrow_products_cast_their_operands():
@@ -292,7 +292,7 @@ def test_experts_keep_their_tokens_and_share_their_weights():
 
     up = "moe_mlp.up"
     assert dealt[up].flop == one[up].flop
-    weights = 2 * 7 * job.model.hidden_size * job.model.expert_ffn_size * 2
+    weights = 2 * 7 * job.model.hidden_size * job.model.plain.expert_ffn_size * 2
     assert one[up].moved_bytes[0] - dealt[up].moved_bytes[0] == weights
     assert dealt[up].shape.tolist() == [[1, 2 * 4096, 4096, 2 * 14336]]
     for name in (up, "moe_mlp.down.weight_gradient"):

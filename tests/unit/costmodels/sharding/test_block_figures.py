@@ -49,7 +49,7 @@ def test_blocks_add_up_to_the_step(model, layers, degrees):
     figures = block_figures(plan, cost)
 
     model = find_model(model)
-    num_dense = layers if not model.is_moe else min(model.num_dense_layers, layers // 2)
+    num_dense = layers if not model.is_moe else min(model.plain.num_dense_layers, layers // 2)
     counts = np.zeros(len(BLOCKS))
     counts[[ATTENTION, DENSE, MOE, EMBEDDING, HEAD]] = layers, num_dense, layers - num_dense, 1, 1
     updates_s = sum(seconds for number, seconds in enumerate(cost.compute_s.tolist()) if runs_once(plan.graph, number))

@@ -196,7 +196,7 @@ def test_a_later_stage_reduces_its_gradients_in_the_bubble():
 def test_a_tied_table_adds_what_the_closed_form_has(pp, zero_stage):
     """Ends of a pipeline that hold copies of one table step as much later as the closed form says, under `pp`."""
     untied = job_of(batch=32)
-    tied = replace(untied, model=replace(untied.model, tied_embeddings=True))
+    tied = replace(untied, model=untied.model.changed(tied_embeddings=True))
     profile = replace(MEGATRON, residuals=(), stalled_hosts=0)
     config, hosts = ParallelConfig(pp=pp, tp=4, dp=2, zero_stage=zero_stage), find_cluster("dgx-h100", hosts=pp)
     parts = [

@@ -13,7 +13,7 @@ import pytest
 from costmodels.job.facts import parse_facts, with_facts
 from costmodels.job.hugging_face import model_from_hugging_face
 from costmodels.job.model_catalog import find_model, load_model
-from costmodels.job.model_spec import ModelSpec
+from costmodels.job.model_spec import plain_model
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
@@ -166,7 +166,7 @@ def test_gathered_tokens_cost_what_the_group_has():
     assert gathered > 1.5 * exchanged
 
 
-GPT_OSS = ModelSpec(
+GPT_OSS = plain_model(
     name="gpt-oss-120b",
     source="openai/gpt-oss-120b, config.json",
     num_layers=36,

@@ -1,7 +1,5 @@
 """The cost model against published steps of runs that no shipped profile was fitted to."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -31,7 +29,7 @@ def gpt(layers, hidden, heads):
     """A GPT as the Megatron papers train it."""
     sizes = {"num_layers": layers, "hidden_size": hidden, "head_dim": hidden // heads, "ffn_size": 4 * hidden}
     no_biases = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias"), False)
-    return replace(find_model("gpt-22b"), num_heads=heads, num_kv_heads=heads, **sizes, **no_biases)
+    return find_model("gpt-22b").changed(num_heads=heads, num_kv_heads=heads, **sizes, **no_biases)
 
 
 def ratio(layers, hidden, heads, devices, batch, degrees, recompute, sequence_parallel, seconds):

@@ -407,7 +407,7 @@ def test_replicas_on_unlike_hosts_reduce_at_the_slower_adapter():
 
 def test_a_tied_table_is_summed_between_the_ends():
     """First and last stage send each other the table's gradients once per step, four ranks per adapter."""
-    tied = replace(HALF, model=replace(HALF.model, tied_embeddings=True))
+    tied = replace(HALF, model=HALF.model.changed(tied_embeddings=True))
     plain = replace(CHEAP, network_efficiency=1.0, gradient_bytes=2)
     first, second, alone = (
         estimate(job, unlike((FAST, 3), (SLOW, 1)), config, runtime=plain).breakdown_s["pp"][0]

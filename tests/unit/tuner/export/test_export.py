@@ -279,7 +279,7 @@ def test_json_gives_the_configuration_back(setting, config):
 def test_a_hostile_name_does_not_leave_its_json_string():
     """Quotes and line breaks in a model's name stay data."""
     setting = setting_of()
-    job = replace(setting.job, model=replace(setting.job.model, name='"},\n"x": "'))
+    job = replace(setting.job, model=setting.job.model.changed(name='"},\n"x": "'))
 
     content = json.loads(find_exporter("json")(replace(setting, job=job), ParallelConfig(dp=64)).text)
 

@@ -37,7 +37,7 @@ def step_of(study):
 
     def plan(config, planning=LayerPlanning(), num_layers=2):  # noqa: B008 # it is frozen
         job = study.problem.setting.job
-        deep = replace(job, model=replace(job.model, num_layers=num_layers))
+        deep = replace(job, model=job.model.changed(num_layers=num_layers))
         return plan_step(deep, study.problem.setting.cluster, config, planning)
 
     return plan
@@ -60,7 +60,7 @@ def test_every_candidate_with_experts_has_a_plan_by_hand():
         STUDY, overrides=[f"model={MIXTRAL}", "space={ep: [1, 2, 4, 8], sequence_parallel: [true, false]}"]
     )
     grid = study.problem.space().grid
-    one_layer = replace(study.problem.setting.job, model=replace(study.problem.setting.job.model, num_layers=1))
+    one_layer = replace(study.problem.setting.job, model=study.problem.setting.job.model.changed(num_layers=1))
 
     assert set(grid.ep.tolist()) == {1, 2, 4, 8}
     for position in range(len(grid)):

@@ -118,7 +118,7 @@ def test_every_candidate_dropped_is_accounted_for(config, page):
 def test_hostile_text_stays_text(data):
     """Names, reasons and logs that look like HTML are shown as they are, and become no element."""
     setting = data.problem.setting
-    job = replace(setting.job, model=replace(setting.job.model, name=HOSTILE))
+    job = replace(setting.job, model=setting.job.model.changed(name=HOSTILE))
     problem = replace(data.problem, subject=data.problem.subject.with_setting(replace(setting, job=job)))
     prepared = Prepared(request=replace(data.request, name=HOSTILE, file=HOSTILE), problem=problem)
     crash = Observation(status=Status.CRASHED, reason=HOSTILE, log_tail=HOSTILE, origin="synthetic")

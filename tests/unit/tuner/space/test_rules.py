@@ -64,18 +64,18 @@ class Case:
         self.vpp, self.ep = vpp, ep
         self.replicas = self.dp * self.cp * self.up
         self.micro_batches = setting.job.global_batch_size // (self.dp * mbs)
-        self.layers, self.heads, self.kv_heads = layers, model.num_heads, model.num_kv_heads
+        self.layers, self.heads, self.kv_heads = layers, model.plain.num_heads, model.plain.num_kv_heads
         self.experts, self.devices_per_host = model.num_experts or 1, setting.cluster.devices_per_host
         self.length = setting.job.sequence_length
-        sizes = [model.expert_ffn_size, model.shared_expert_ffn_size]
-        if any(not model.is_moe_layer(layer) for layer in range(model.num_layers)):
-            sizes.append(model.ffn_size)
+        sizes = [model.plain.expert_ffn_size, model.plain.shared_expert_ffn_size]
+        if any(not model.plain.is_moe_layer(layer) for layer in range(model.num_layers)):
+            sizes.append(model.plain.ffn_size)
         self.mlp_divides = all(size % self.tp == 0 for size in sizes)
         slots = slots_per_expert(self.length, top_k=model.top_k, num_experts=self.experts) if model.is_moe else 0
         self.token_chunks = math.gcd(self.length, slots) if slots else 0
         self.tied = model.tied_embeddings
-        self.projected = (self.heads + 2 * self.kv_heads) * model.head_dim
-        self.is_moe, self.inner, self.hidden = model.is_moe, model.expert_ffn_size, model.hidden_size
+        self.projected = (self.heads + 2 * self.kv_heads) * model.plain.head_dim
+        self.is_moe, self.inner, self.hidden = model.is_moe, model.plain.expert_ffn_size, model.hidden_size
         self.ring_chunks = 2 * self.cp if self.cp > 1 else 1
 
     @property

@@ -28,7 +28,7 @@ MESH = mesh_of(axis=8)
 
 def graph_of(name, *, num_layers=2, **changes):
     """A few layers of a catalog model."""
-    model = replace(find_model(name), **changes)
+    model = find_model(name).changed(**changes)
     job = TrainingJob(model=model, sequence_length=2048, global_batch_size=64, zero_stage=0)
     return transformer_graph(job, micro_batch_size=8, num_layers=num_layers)
 

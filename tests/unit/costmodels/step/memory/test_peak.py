@@ -130,12 +130,12 @@ def test_experts_and_latent_attention_can_be_recomputed():
     job = job_of("deepseek-v3")
     model, tokens = job.model, 4096
     routed = 2 * tokens * model.top_k
-    shared = 2 * tokens * 3 * model.shared_expert_ffn_size
-    experts = routed * (model.hidden_size + 3 * model.expert_ffn_size) + 8 * tokens * model.num_experts
+    shared = 2 * tokens * 3 * model.plain.shared_expert_ffn_size
+    experts = routed * (model.hidden_size + 3 * model.plain.expert_ffn_size) + 8 * tokens * model.num_experts
     expected = {
-        "moe_act": routed * model.expert_ffn_size,
+        "moe_act": routed * model.plain.expert_ffn_size,
         "shared_experts": shared,
-        "mla_up_proj": 2 * tokens * model.num_heads * (2 * model.head_dim + model.v_head_dim),
+        "mla_up_proj": 2 * tokens * model.plain.num_heads * (2 * model.plain.head_dim + model.plain.v_head_dim),
         "moe": experts + shared,
     }
 
@@ -225,7 +225,7 @@ def test_ranks_together_hold_the_model(name, pp, tp):
     Within the final norm, which is left out, and Qwen2's biases of the keys' projections: less than 1e-5 of the model.
     """
     model = find_model(name)
-    tp = min(tp, model.num_kv_heads)
+    tp = min(tp, model.plain.num_kv_heads)
 
     local = local_parameters(job_of(name), grid_of(ParallelConfig(pp=pp, tp=tp)), blocks_of(model, pp))
 
@@ -381,9 +381,9 @@ def test_a_pass_ends_with_the_embeddings_gradient():
 
 # Published peaks
 
-LLAMA3_70B_12 = replace(find_model("llama3-70b"), num_layers=12)
-LLAMA3_405B_4 = replace(find_model("llama3-405b"), num_layers=4, num_kv_heads=16)
-DEEPSEEK_V3_4 = replace(find_model("deepseek-v3"), num_layers=4, num_dense_layers=1, num_mtp_layers=0)
+LLAMA3_70B_12 = find_model("llama3-70b").changed(num_layers=12)
+LLAMA3_405B_4 = find_model("llama3-405b").changed(num_layers=4, num_kv_heads=16)
+DEEPSEEK_V3_4 = find_model("deepseek-v3").changed(num_layers=4, num_dense_layers=1, num_mtp_layers=0)
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_measured_by_megatrons_functional_tests(config, flash, gibibytes):
     """
     heads = {"num_heads": 8, "num_kv_heads": 8, "head_dim": 64, "learned_positions": 1024}
     no_biases = dict.fromkeys(("qkv_bias", "attention_output_bias", "mlp_bias"), False)
-    model = replace(find_model("gpt-22b"), num_layers=12, hidden_size=512, ffn_size=2048, **heads, **no_biases)
+    model = find_model("gpt-22b").changed(num_layers=12, hidden_size=512, ffn_size=2048, **heads, **no_biases)
     job = TrainingJob(model=model, sequence_length=1024, global_batch_size=32)
     runtime = replace(MEGATRON, fused_attention=flash, fused_accumulation=False, attention_dropout=True)
 
@@ -457,7 +457,7 @@ def test_measured_by_the_ultra_scale_playbook(config, gibibytes):
     Source: nanotron/ultrascale-playbook (Apache-2.0), interactive benchmarks.
     """
     changes = {"vocab_size": 131072, "tied_embeddings": True, "num_kv_heads": 32}
-    model = replace(find_model("llama3-8b"), source="nanotron scripts/scaling_benchmarks.py", **changes)
+    model = find_model("llama3-8b").changed(source="nanotron scripts/scaling_benchmarks.py", **changes)
     job = TrainingJob(model=model, sequence_length=4096, global_batch_size=256)
 
     found = estimate(job, HOST, config, runtime=find_runtime("nanotron"))

@@ -62,7 +62,7 @@ def test_even_splits_and_their_no_op_layers():
 )
 def test_unequal_chunks_are_lighter_at_the_ends(num_layers, pp, vpp, held):
     """In Megatron-LM's layouts the first and the last chunk get fewer layers, for the embedding and the loss."""
-    model = replace(find_model("llama3-405b"), num_layers=num_layers)
+    model = find_model("llama3-405b").changed(num_layers=num_layers)
 
     assert assign_layers(model, MEGATRON, pp, vpp, by_chunk=True).dense.tolist() == held
 
@@ -70,7 +70,7 @@ def test_unequal_chunks_are_lighter_at_the_ends(num_layers, pp, vpp, held):
 @given(st.integers(2, 130), st.integers(2, 16), st.integers(2, 20))
 def test_unequal_chunks_make_equal_stages(num_layers, pp, vpp):
     """No stage has two layers more than another, and no chunk is empty while layers suffice."""
-    model = replace(find_model("llama3-405b"), num_layers=max(num_layers, pp * vpp))
+    model = find_model("llama3-405b").changed(num_layers=max(num_layers, pp * vpp))
     chunks = assign_layers(model, MEGATRON, pp, vpp, by_chunk=True).dense
 
     assert chunks.sum() == model.num_layers
@@ -81,7 +81,7 @@ def test_unequal_chunks_make_equal_stages(num_layers, pp, vpp):
 
 def test_chunks_are_dealt_around_the_stages():
     """Interleaved, chunk c stands on stage c % pp (Narayanan et al. 2021, section 2.2)."""
-    model = replace(find_model("deepseek-v3"), num_layers=12, num_dense_layers=3)
+    model = find_model("deepseek-v3").changed(num_layers=12, num_dense_layers=3)
 
     plain = assign_layers(model, MEGATRON, 3, 1)
     interleaved = assign_layers(model, MEGATRON, 3, 4)
@@ -98,7 +98,7 @@ def test_balanced_split_exceeds_no_share_by_more_than_a_layer(name, pp):
     pp = min(pp, model.num_layers)
     stages = assign_layers(model, NANOTRON, pp, 1)
     layer_cost = [
-        model.moe_layer_active_parameters if model.is_moe_layer(layer) else model.dense_layer_parameters
+        model.moe_layer_active_parameters if model.plain.is_moe_layer(layer) else model.dense_layer_parameters
         for layer in range(model.num_layers)
     ]
     head_cost = model.hidden_size * model.vocab_size
@@ -108,7 +108,7 @@ def test_balanced_split_exceeds_no_share_by_more_than_a_layer(name, pp):
     for stage, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         if stage < pp - 1:  # the last one takes what is left
             assert sum(layer_cost[begin:end]) <= share + max(layer_cost)
-    dense_then_moe = [model.is_moe_layer(layer) for layer in range(model.num_layers)]
+    dense_then_moe = [model.plain.is_moe_layer(layer) for layer in range(model.num_layers)]
     assert [sum(dense_then_moe[b:e]) for b, e in zip([0, *ends[:-1]], ends, strict=True)] == stages.moe.tolist()
 
 
@@ -170,10 +170,10 @@ def test_first_stage_holds_korthikantis_layers(pp, vpp):
 @given(st.sampled_from(model_names()), st.integers(1, 4))
 def test_the_least_bottleneck_is_that_of_every_cut(name, pp):
     """No way to cut the first six layers and the head into contiguous stages has a smaller largest stage."""
-    model = replace(find_model(name), num_layers=6)
+    model = find_model(name).changed(num_layers=6)
     split = replace(MEGATRON, layer_split="least-bottleneck", layer_padding=1)
     layers = [
-        model.moe_layer_active_parameters if model.is_moe_layer(layer) else model.dense_layer_parameters
+        model.moe_layer_active_parameters if model.plain.is_moe_layer(layer) else model.dense_layer_parameters
         for layer in range(6)
     ]
     costs = np.array([*layers, model.hidden_size * model.vocab_size], dtype=np.float64)

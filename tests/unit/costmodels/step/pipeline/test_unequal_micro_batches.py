@@ -110,7 +110,7 @@ def test_attention_costs_what_counting_its_pairs_says(sequences):
     job = job_with(sequences)
     forward = attention_core(job, MEGATRON, grid_of(ParallelConfig()))[0]
     # two products over all pairs, each of two operations per element of a head
-    expected = 2 * 2 * pairs * job.model.num_heads * job.model.head_dim
+    expected = 2 * 2 * pairs * job.model.plain.num_heads * job.model.plain.head_dim
 
     assert forward.flop[0] == pytest.approx(expected, rel=0.03)
 

@@ -34,7 +34,7 @@ def test_candidates_by_hand_need_no_other_collective(model):
     )
     grid = study.problem.space().grid
     configs = [grid.config(number) for number in range(len(grid))]
-    configs = [config for config in configs if model.num_kv_heads % (config.tp * config.up) == 0]
+    configs = [config for config in configs if model.plain.num_kv_heads % (config.tp * config.up) == 0]
 
     assert len(configs) > 40
     for config in configs:

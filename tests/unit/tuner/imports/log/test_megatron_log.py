@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodels.job.model_spec import ModelSpec
+from costmodels.job.model_spec import plain_model
 from costmodels.job.runtime import find_runtime
 from hardware.io.errors import ConfigError
 from tests.oracles.frameworks.printed_arguments import print_arguments, resolve_arguments
@@ -69,7 +69,7 @@ def launches(draw):
 
 def study_of(imported):
     """Job and current configuration on WORLD devices, the model, and what was left open."""
-    model = ModelSpec(name="model", source="test", **imported.model)
+    model = plain_model(name="model", source="test", **imported.model)
     runtime = find_runtime(imported.runtime)
     present = present_of(imported, devices=WORLD, model=model, runtime=runtime)
     return present.job, present.current, imported.model, imported.runtime, imported.missing

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
 from fnmatch import fnmatch
 
 import pytest
@@ -22,7 +21,7 @@ TENSOR = ("kv_heads", "heads", "ffn", "shared_ffn", "vocabulary")
 def graph_of(name, *, num_layers=2, batch=BATCH, **changes):
     """A few layers of a catalog model, perhaps with some sizes changed."""
     job = TrainingJob(
-        model=replace(find_model(name), **changes), sequence_length=TOKENS, global_batch_size=64, zero_stage=0
+        model=find_model(name).changed(**changes), sequence_length=TOKENS, global_batch_size=64, zero_stage=0
     )
     return transformer_graph(job, micro_batch_size=batch, num_layers=num_layers)
 
@@ -222,10 +221,10 @@ def test_latent_attention_reduces_at_its_ranks():
 
     tokens_bytes = BATCH * TOKENS * BYTES
     assert found == [
-        ("all_reduce", "attention.key_rotary.gradient.rotary", tokens_bytes * model.qk_rope_head_dim),
-        ("all_reduce", "attention.kv_up.data_gradient", tokens_bytes * model.kv_lora_rank),
+        ("all_reduce", "attention.key_rotary.gradient.rotary", tokens_bytes * model.plain.qk_rope_head_dim),
+        ("all_reduce", "attention.kv_up.data_gradient", tokens_bytes * model.plain.kv_lora_rank),
         ("all_reduce", "attention.out", tokens_bytes * model.hidden_size),
-        ("all_reduce", "attention.q_up.data_gradient", tokens_bytes * model.q_lora_rank),
+        ("all_reduce", "attention.q_up.data_gradient", tokens_bytes * model.plain.q_lora_rank),
     ]
 
 
