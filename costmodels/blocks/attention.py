@@ -32,7 +32,9 @@ class Attention(AbstractBlock):
         head_dim: Size of one head.
         qkv_bias: Whether queries, keys and values have biases.
         output_bias: Whether the output has a bias.
-        qk_norm: Whether each query and key head is normalised, with one weight of head_dim for all heads.
+        qk_norm_size: Parameters of the norms of queries and keys; 0 without.
+        kv_projections: Products of the hidden values that make keys and values: 2, 1 where values are keys (Gemma 4), 0
+            where both are an earlier layer's (Gemma 3n).
         rotary: Whether queries and keys are rotated by their positions.
         gate_size: Outputs of a gate that scales the heads' results: one for each element, one for each head, or 0 for
             none (Qwen3-Next; Qiu et al. 2025, arXiv 2505.06708).
@@ -51,7 +53,8 @@ class Attention(AbstractBlock):
     head_dim: int
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: bool = False
+    qk_norm_size: int = 0
+    kv_projections: int = 2
     rotary: bool = True
     gate_size: int = 0
     sinks: bool = False
@@ -76,10 +79,10 @@ class Attention(AbstractBlock):
 
     @property
     def _cut_parameters(self) -> int:
-        width = self.q_size + 2 * self.kv_size + self.gate_size
+        width = self.q_size + self.kv_projections * self.kv_size + self.gate_size
         inputs = self.hidden_size * width + (width if self.qkv_bias else 0)
         output = self.q_size * self.hidden_size + (self.hidden_size if self.output_bias else 0)
-        return inputs + output + (2 * self.head_dim if self.qk_norm else 0) + (self.num_heads if self.sinks else 0)
+        return inputs + output + self.qk_norm_size + (self.num_heads if self.sinks else 0)
 
     @property
     def parameters(self) -> int:
@@ -108,7 +111,8 @@ class Attention(AbstractBlock):
         # A rank has whole key-value heads: where tp exceeds their number, the heads are copied.
         extra_kv = self.local_kv(degrees) - self.num_kv_heads * self.head_dim / tp
         copied = self.norms * self.norm_size
-        return HeldParameters(dense=self._cut_parameters / tp + 2 * self.hidden_size * extra_kv + copied)
+        repeated = self.kv_projections * self.hidden_size * extra_kv
+        return HeldParameters(dense=self._cut_parameters / tp + repeated + copied)
 
     def operators(self, build: OperatorBuilder) -> list[Operator]:
         """Return the norm, the projections, rotary positions, the core and the residual."""
@@ -116,7 +120,7 @@ class Attention(AbstractBlock):
         tokens, tp = context.tokens, context.degrees.tp
         queries, keys = self.num_heads / tp * self.head_dim, self.local_kv(context.degrees)
         gates = self.gate_size / tp
-        width = queries + gates + 2 * keys
+        width = queries + gates + self.kv_projections * keys
         operators = build.norm(self.hidden_size, norms=self.norms)
         # of the products of queries, keys and values, the second is not kept
         operators += build.matmul("qkv", tokens, self.hidden_size, width, kept_share=1.0 - keys / width)
@@ -174,7 +178,7 @@ class Attention(AbstractBlock):
 
     def sizes(self) -> dict[str, int]:
         """Return the heads, and the width of the product for queries, keys and values."""
-        width = self.q_size + 2 * self.kv_size
+        width = self.q_size + self.kv_projections * self.kv_size
         return {"heads": self.num_heads, "kv_heads": self.num_kv_heads, "projection": width}
 
     def cached(self, tp: int) -> float:

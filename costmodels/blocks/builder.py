@@ -93,6 +93,22 @@ class OperatorBuilder:
             for name, elements, phase in casts
         ]
 
+    def chunked(self, role: str, rows: FloatArray, k: Sizes, n: Sizes) -> list[Operator]:
+        """Return a product [rows, k] @ [k, n] whose right side is new for every chunk of rows, and its two gradients.
+
+        Kernels of linear attention compute such products chunk by chunk and leave what they make on the chip, so that
+        only the left side is read (Yang et al. 2023, arXiv 2312.06635, section 4).
+        """
+        moved_bytes = rows * k * self.context.element_bytes
+        return [
+            self.operator(name, OpKind.MATMUL, phase, self.context.wide, sizes, moved_bytes, 2.0 * rows * k * n)
+            for name, phase, sizes in (
+                (role, Phase.FORWARD, (rows, k, n)),
+                (f"{role}.data_gradient", Phase.BACKWARD, (rows, n, k)),
+                (f"{role}.right_gradient", Phase.BACKWARD, (rows, n, k)),
+            )
+        ]
+
     def batched(self, role: str, rows: FloatArray, k: Sizes, n: Sizes) -> list[Operator]:
         """Return a batched product [rows, k] @ [k, n] whose right side differs per head, and its two gradients."""
         # the right side is shared by the queries of a head, so that it has as many copies as there are sequences

@@ -42,7 +42,8 @@ class Exchanges:
         heads: Elements that Ulysses sends over up: queries, keys, values and the output of a rank's tokens.
         dealt: Elements that a mixer sends all to all over cp to have whole sequences of some heads.
         routed: Rows that a rank's experts multiply; None without experts.
-        top_k: Experts that one token visits.
+        visits: Mean number of experts that compute for one token.
+        routed_width: Width of a routed token.
     """
 
     tensor: bool = False
@@ -50,7 +51,8 @@ class Exchanges:
     heads: FloatArray | None = None
     dealt: FloatArray | None = None
     routed: FloatArray | None = None
-    top_k: int = 0
+    visits: float = 0.0
+    routed_width: int = 0
 
 
 class AbstractBlock(ABC):

@@ -38,7 +38,9 @@ class Experts(AbstractBlock):
         num_shared: Shared experts.
         shared_ffn_size: Inner size of all shared experts together.
         shared_gate: Whether a learned gate scales the shared experts' output (Qwen2-MoE).
-        router_bias: Whether the router has a bias for each expert.
+        router_bias: Whether the router has a trained bias for each expert (gpt-oss).
+        latent_size: Width to which tokens are projected for the routed experts, and back; 0 without (Nemotron 3 Super).
+        idle_experts: Further experts of the router that compute nothing (LongCat-Flash).
         norms: Norms over the hidden size that belong to the block.
         norm_size: Parameters of one such norm.
     """
@@ -56,6 +58,8 @@ class Experts(AbstractBlock):
     shared_ffn_size: int = 0
     shared_gate: bool = False
     router_bias: bool = False
+    latent_size: int = 0
+    idle_experts: int = 0
     norms: float = 1.0
     norm_size: int
 
@@ -67,12 +71,23 @@ class Experts(AbstractBlock):
     @property
     def expert_parameters(self) -> int:
         """Parameters of one routed expert."""
-        return mlp_parameters(self.hidden_size, self.ffn_size, gated=self.gated, bias=self.bias)
+        return mlp_parameters(self.width, self.ffn_size, gated=self.gated, bias=self.bias)
+
+    @property
+    def width(self) -> int:
+        """Width of the tokens that routed experts see."""
+        return self.latent_size or self.hidden_size
 
     @property
     def router_parameters(self) -> int:
-        """Parameters of the router."""
-        return self.num_experts * (self.hidden_size + (1 if self.router_bias else 0))
+        """Parameters of the router, and of the projections to the experts' width and back."""
+        routed = (self.num_experts + self.idle_experts) * (self.hidden_size + (1 if self.router_bias else 0))
+        return routed + 2 * self.hidden_size * self.latent_size
+
+    @property
+    def mean_visits(self) -> float:
+        """Mean number of experts that compute for a token, if the router chooses evenly."""
+        return self.top_k * self.num_experts / (self.num_experts + self.idle_experts)
 
     @property
     def shared_parameters(self) -> int:
@@ -94,7 +109,7 @@ class Experts(AbstractBlock):
     @property
     def active_parameters(self) -> int:
         """Parameters that one token uses: those of top_k experts."""
-        return self._parameters(self.top_k)
+        return self._parameters(round(self.mean_visits))
 
     def held(self, degrees: Degrees) -> HeldParameters:
         """Return the parameters of one rank [n]: ep and expert_tp divide experts, routers and norms are copied."""
@@ -110,7 +125,7 @@ class Experts(AbstractBlock):
 
         There are top_k rows for each of the tokens gathered from the ranks that share its experts.
         """
-        return context.residual * self.top_k * context.expert_ranks
+        return context.residual * self.mean_visits * context.expert_ranks
 
     def operators(self, build: OperatorBuilder) -> list[Operator]:
         """Return the norm, the router, the experts' grouped products, the shared experts and the residual."""
@@ -119,11 +134,16 @@ class Experts(AbstractBlock):
         # the experts of one rank are one grouped product: ep deals out whole experts, expert_tp cuts their inner size
         groups, ffn = self.num_experts / degrees.ep, self.ffn_size / degrees.expert_tensor
         operators = build.norm(hidden, norms=self.norms)
-        operators += build.matmul("router", context.residual, hidden, self.num_experts, is_wide=True)
-        operators += build.elementwise("permute", 2 * routed * hidden, 2, 2)
-        operators += build.matmul("up", routed, hidden, ffn * (1 + self.gated), groups=groups)
+        every, width = self.num_experts + self.idle_experts, self.width
+        operators += build.matmul("router", context.residual, hidden, every, is_wide=True)
+        if self.latent_size:
+            operators += build.matmul("latent_down", context.residual, hidden, width)
+        operators += build.elementwise("permute", 2 * routed * width, 2, 2)
+        operators += build.matmul("up", routed, width, ffn * (1 + self.gated), groups=groups)
         operators += build.of_module("moe_act").activation("activation", routed * ffn, gated=self.gated)
-        operators += build.matmul("down", routed, ffn, hidden, groups=groups)
+        operators += build.matmul("down", routed, ffn, width, groups=groups)
+        if self.latent_size:
+            operators += build.matmul("latent_up", context.residual, width, hidden)
         if self.shared_ffn_size:
             shared, inner = build.of_module("shared_experts"), self.shared_ffn_size / degrees.tp
             operators += mlp_operators(shared, "shared.", context.tokens, hidden, inner, gated=self.gated)
@@ -138,7 +158,7 @@ class Experts(AbstractBlock):
         """
         context, width, degrees = tally.context, tally.width, tally.context.degrees
         routed = self.routed(context)
-        inputs = width * routed * self.hidden_size * tally.input_share
+        inputs = width * routed * self.width * tally.input_share
         first, last = tally.mlp(routed, self.ffn_size / degrees.expert_tensor, gated=self.gated)
         if not self.gated:
             last = 2 * last
@@ -171,7 +191,12 @@ class Experts(AbstractBlock):
 
     def exchanges(self, context: BlockContext) -> Exchanges:
         """Return the routed rows; shared experts gather and scatter over tp like a dense MLP."""
-        return Exchanges(tensor=bool(self.shared_ffn_size), routed=self.routed(context), top_k=self.top_k)
+        return Exchanges(
+            tensor=bool(self.shared_ffn_size),
+            routed=self.routed(context),
+            visits=self.mean_visits,
+            routed_width=self.width,
+        )
 
     def sizes(self) -> dict[str, int]:
         """Return the number of experts and the inner sizes."""

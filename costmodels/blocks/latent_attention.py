@@ -95,9 +95,14 @@ class LatentAttention(AbstractBlock):
         return h * self.q_lora_rank + self.q_lora_rank + self.q_lora_rank * self.q_size + keys_values + biases + output
 
     @property
-    def parameters(self) -> int:
+    def attention_parameters(self) -> int:
         """Parameters of projections, their biases, and the norms."""
         return self._whole_parameters + round(self.norms * self.norm_size)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole block."""
+        return self.attention_parameters
 
     def mixing_flops(self, length: FloatArray | float) -> FloatArray | float:
         """Return the FLOPs of scores and context of one token, a causal mask not halved (PaLM, appendix B)."""

@@ -82,6 +82,8 @@ class Decoder:
     shared_expert_gate: bool = False
     """Whether a learned gate scales the shared experts' output (Qwen2-MoE)."""
     router_bias: bool = False
+    """Whether the router has a bias that balances the load; it is no parameter, because no gradient trains it
+    (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
     num_dense_layers: int = 0
     """Number of first layers that are dense although the model is MoE."""
     moe_layer_period: int = 1
@@ -154,7 +156,11 @@ class Decoder:
             ranks = {name: getattr(self, name) for name in ("q_lora_rank", "kv_lora_rank", *_MLA_FIELDS[1:])}
             return LatentAttention(**own, **ranks, down_bias=self.qkv_bias)
         return Attention(
-            **own, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, qkv_bias=self.qkv_bias, qk_norm=self.qk_norm
+            **own,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            qkv_bias=self.qkv_bias,
+            qk_norm_size=self.qk_norm * 2 * self.head_dim,
         )
 
     def _mlp(self) -> dict[str, Any]:
@@ -180,7 +186,6 @@ class Decoder:
             num_shared=self.num_shared_experts,
             shared_ffn_size=self.shared_expert_ffn_size,
             shared_gate=self.shared_expert_gate,
-            router_bias=self.router_bias,
         )
 
     def layers(self) -> tuple[tuple[AbstractBlock, ...], ...]:

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 from pydantic import create_model
 
 from costmodels.job.decoder import Decoder
-from costmodels.job.hugging_face import model_from_hugging_face
+from costmodels.job.hugging_face.reader import model_from_hugging_face
 from costmodels.job.model_spec import ModelSpec, plain_model
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean

@@ -59,6 +59,7 @@ class ModelSpec:
         head: Output head.
         num_mtp_layers: Multi-token prediction modules, each with a layer like the last one (DeepSeek-V3, arXiv
             2412.19437, section 2.2).
+        left_out: Parts of the model that are not priced, for notes.
         decoder: Keys of the model if it is a plain decoder.
     """
 
@@ -72,6 +73,7 @@ class ModelSpec:
     embedding: Embedding
     head: Head
     num_mtp_layers: int = 0
+    left_out: tuple[str, ...] = ()
     decoder: Decoder | None = None
 
     @classmethod

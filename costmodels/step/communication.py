@@ -165,19 +165,19 @@ def layer_collectives(
         if moved.routed is not None and f"expert_tp.all_gather{end}" not in found:
             # Experts with a tensor degree of their own gather the routed tokens before their products and scatter the
             # results. The all-to-all exchange moves top_k copies of every token instead.
-            gathered = width * moved.routed * job.model.hidden_size
+            gathered = width * moved.routed * moved.routed_width
             add(f"expert_tp.all_gather{end}", OpKind.ALL_GATHER, gathered, groups.expert_tp)
             add(f"expert_tp.reduce_scatter{end}", OpKind.REDUCE_SCATTER, gathered, groups.expert_tp)
-            own_bytes = width * residual_tokens(job, grid) * job.model.hidden_size
+            own_bytes = width * residual_tokens(job, grid) * moved.routed_width
             if runtime.gathers_tokens:
                 # all ranks gather the tokens of the group, and sum up what their experts made of them (megatron-core
                 # moe/token_dispatcher.py, MoEAllGatherTokenDispatcher)
                 add(f"ep.all_gather{end}", OpKind.ALL_GATHER, grid.ep * own_bytes, groups.ep)
                 add(f"ep.reduce_scatter{end}", OpKind.REDUCE_SCATTER, grid.ep * own_bytes, groups.ep)
             else:
-                dispatched = own_bytes * moved.top_k
+                dispatched = own_bytes * moved.visits
                 if runtime.deduplicates_tokens:
-                    dispatched = dispatched * _distinct_share(moved.top_k, groups.ep)
+                    dispatched = dispatched * _distinct_share(moved.visits, groups.ep)
                 uneven = (1 + runtime.expert_imbalance) * dispatched
                 add(f"ep.all_to_all{end}", OpKind.ALL_TO_ALL, uneven, groups.ep)
         end = own.mixer
@@ -329,7 +329,7 @@ def block_communication(
     return BlockCommunication(exposed=exposed, hidden=hidden, collectives=issued_collectives(job, runtime, grid))
 
 
-def _distinct_share(top_k: int, group: GroupLinks) -> FloatArray:
+def _distinct_share(top_k: float, group: GroupLinks) -> FloatArray:
     """Return the share of a token's top_k copies that leave it if each host, or each rank of one host, gets one [n].
 
     For experts drawn at random, H (1 - (1 - 1/H)^k) of H places are hit (DeepEP's dispatch sends to a host once and

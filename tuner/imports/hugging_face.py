@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from costmodels.job.hugging_face import model_from_hugging_face
+from costmodels.job.hugging_face.reader import model_from_hugging_face
 from costmodels.job.runtime import UNKNOWN
 from hardware.io.errors import ConfigError
 from tuner.imports.imported import Imported

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodels.job.hugging_face import READERS, model_from_hugging_face
+from costmodels.job.hugging_face.reader import READERS, model_from_hugging_face
 from costmodels.job.model_catalog import find_model, load_model
 from hardware.io.errors import ConfigError
 

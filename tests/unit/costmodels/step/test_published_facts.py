@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from costmodels.job.facts import parse_facts, with_facts
-from costmodels.job.hugging_face import model_from_hugging_face
+from costmodels.job.hugging_face.reader import model_from_hugging_face
 from costmodels.job.model_catalog import find_model, load_model
 from costmodels.job.model_spec import plain_model
 from costmodels.job.parallel_config import ParallelConfig

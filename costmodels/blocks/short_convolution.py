@@ -1,0 +1,63 @@
+"""Short convolution between two gates.
+
+Source: LFM2's model code in transformers (Lfm2ShortConv).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from costmodels.blocks.builder import OperatorBuilder
+from costmodels.blocks.operator import Operator
+from costmodels.blocks.recurrent_mixer import RecurrentMixer
+from hardware.arrays import FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShortConvolution(RecurrentMixer):
+    """Gated convolution over a few tokens.
+
+    Attributes:
+        conv_size: Tokens that the convolution sees.
+        bias: Whether products and convolution have biases.
+    """
+
+    kind: ClassVar[str] = "short_convolution"
+
+    conv_size: int
+    bias: bool = False
+
+    @property
+    def inner_width(self) -> int:
+        """Width of the channels: that of a token."""
+        return self.hidden_size
+
+    @property
+    def input_width(self) -> int:
+        """Width of the channels and of two gates."""
+        return 3 * self.hidden_size
+
+    @property
+    def convolved_width(self) -> int:
+        """Width of the channels."""
+        return self.hidden_size
+
+    @property
+    def small_parameters(self) -> int:
+        """Parameters of the convolution and the biases."""
+        return self.hidden_size * self.conv_size + self.bias * 5 * self.hidden_size
+
+    @property
+    def kept_width(self) -> float:
+        """Return that the convolution keeps no more than its input and its result."""
+        return 0.0
+
+    def scan(self, build: OperatorBuilder, tokens: FloatArray) -> list[Operator]:
+        """Return the gate before the convolution."""
+        elements = tokens * (self.hidden_size / build.context.degrees.tp)
+        return build.elementwise("core.input_gate", elements, 3, 5)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the channels, which tp divides."""
+        return {"state_heads": self.hidden_size}

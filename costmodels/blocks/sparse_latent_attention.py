@@ -1,0 +1,94 @@
+"""Latent attention over the keys that an indexer chooses (DeepSeek sparse attention, DSA).
+
+Sources: DeepSeek-V3.2-Exp, section 2: a light indexer scores all earlier keys with few heads, and attention sees the
+best index_topk of them; DeepSeek-V3.2's model code in transformers for the indexer's projections.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from costmodels.blocks.builder import OperatorBuilder
+from costmodels.blocks.context import Degrees
+from costmodels.blocks.contract import HeldParameters
+from costmodels.blocks.latent_attention import LatentAttention
+from costmodels.blocks.operator import Operator
+from costmodels.blocks.tally import BlockMemory, Tally
+from hardware.arrays import FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparseLatentAttention(LatentAttention):
+    """Latent attention with an indexer; its mask's window is the number of keys that a query sees.
+
+    Attributes:
+        index_heads: Heads of the indexer; 0 where the layer takes the choice of an earlier one.
+        index_head_dim: Size of one of its heads.
+    """
+
+    kind: ClassVar[str] = "sparse_latent_attention"
+
+    index_heads: int
+    index_head_dim: int
+
+    @property
+    def label(self) -> str:
+        """Word for the block in the names of operators."""
+        return "sparse_attention"
+
+    @property
+    def _index_parameters(self) -> int:
+        if not self.index_heads:
+            return 0
+        queries = (self.q_lora_rank or self.hidden_size) * self.index_heads * self.index_head_dim
+        return queries + self.hidden_size * (self.index_head_dim + self.index_heads) + 2 * self.index_head_dim
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of attention and of the indexer."""
+        return self.attention_parameters + self._index_parameters
+
+    def held(self, degrees: Degrees) -> HeldParameters:
+        """Return the parameters of one rank [n]; every tp rank has the whole indexer (megatron-core dsa.py)."""
+        own = LatentAttention.held(self, degrees)
+        return replace(own, dense=own.dense + self._index_parameters)
+
+    def core(self, build: OperatorBuilder) -> list[Operator]:
+        """Return the indexer, and attention over the keys that it chose.
+
+        The indexer scores every earlier key, half of the square; its choice reads each score.
+        """
+        attention = self._core(build.context).operators(build)
+        if not self.index_heads:
+            return attention
+        context, build = build.context, build.as_core().of_module("core_attn")
+        queries = np.asarray(context.sequences * (context.length / (context.degrees.cp * context.degrees.up)))
+        keys, width = context.length / 2.0, self.index_heads * self.index_head_dim
+        rank = self.q_lora_rank or self.hidden_size
+        return [
+            *build.matmul("core.index_queries", context.tokens, rank, width),
+            *build.matmul("core.index_keys", context.tokens, self.hidden_size, self.index_head_dim + self.index_heads),
+            *build.chunked("core.index_scores", queries * self.index_heads, self.index_head_dim, keys),
+            *build.elementwise("core.index_choice", queries * keys, 3, 0, is_fused=True),
+            *attention,
+        ]
+
+    def mixing_flops(self, length: FloatArray | float) -> FloatArray | float:
+        """Return the FLOPs of one token: the indexer over all earlier keys, and attention over those it chose."""
+        seen = 2.0 * self.mask.share(length)
+        attention = 2.0 * length * seen * (self.q_size + self.context_size)
+        return attention + 2.0 * length * self.index_heads * self.index_head_dim
+
+    def memory(self, tally: Tally) -> BlockMemory:
+        """Tally attention's tensors, the indexer's queries and keys, and one number per chosen key."""
+        own, context = LatentAttention.memory(self, tally), tally.context
+        chosen = np.minimum(self.mask.window, np.asarray(context.length, dtype=np.float64))
+        per_token = tally.width * (self.index_heads + 1) * self.index_head_dim * bool(self.index_heads) + 4 * chosen
+        return replace(own, kept=own.kept + context.tokens * per_token)
+
+    def cached(self, tp: int) -> float:
+        """Return the latent of one token and its key of the indexer."""
+        return LatentAttention.cached(self, tp) + self.index_head_dim * bool(self.index_heads)
