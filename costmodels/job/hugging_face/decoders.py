@@ -218,6 +218,7 @@ def qwen3_moe(config: Config) -> Sizes:
 def deepseek(config: Config) -> Sizes:
     """Read a DeepSeek-V2 model: latent attention, dense layers first, then routed and shared experts."""
     nope, rope = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
+    config.read.add("head_dim")  # the class overwrites it
     num_heads = config.count("num_attention_heads")
     expert_ffn_size = config.count("moe_intermediate_size")
     num_shared_experts = config.count("n_shared_experts", minimum=0)
