@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from costmodels.job.hugging_face.reader import READERS, model_from_hugging_face
 from costmodels.job.model_catalog import find_model, load_model
 from hardware.io.errors import ConfigError
+from tests.support.settings.model_parts import num_moe_layers
 
 MODELS_DIR = Path(__file__).parents[4] / "configs" / "models"
 
@@ -158,7 +159,7 @@ def test_mlp_only_layers_must_come_first():
     """Dense layers at the front of a Qwen MoE are read; anywhere else they are refused."""
     moe = ALL["qwen3-30b-a3b"]
 
-    assert read({**moe, "mlp_only_layers": [0, 1]}).num_moe_layers == 46
+    assert num_moe_layers(read({**moe, "mlp_only_layers": [0, 1]})) == 46
     assert "mlp_only_layers = [3]: must be a list of the first layers" in refusal({**moe, "mlp_only_layers": [3]})
 
 
