@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from costmodels.blocks.operator import COLLECTIVES, Operator, OpKind, Phase
+from costmodels.blocks.operator import COLLECTIVES, Family, Operator, OpKind, Phase
 from costmodels.operators.kernels import alone_s, collective_s
-from costmodels.operators.layer_operators import Block, Collective
+from costmodels.operators.layer_operators import Collective
 from hardware.arrays import FloatArray
 from hardware.cluster_file import cluster_from_mapping
 from hardware.device import find_device
@@ -163,7 +163,8 @@ def _operator(kind: OpKind, phase: Phase, role: str, shape: FloatArray, precisio
     return Operator(
         name=f"measured.{role}",
         kind=kind,
-        block=Block.DENSE_MLP,
+        block="dense_mlp",
+        family=Family.MLP,
         phase=phase,
         precision=precision,
         shape=shape,

@@ -106,7 +106,8 @@ class LatentAttention(AbstractBlock):
 
     def mixing_flops(self, length: FloatArray | float) -> FloatArray | float:
         """Return the FLOPs of scores and context of one token, a causal mask not halved (PaLM, appendix B)."""
-        return 2.0 * length * (self.q_size + self.context_size)
+        share = self.mask.share(length) * (2.0 if self.mask.causal else 1.0)
+        return 2.0 * length * share * (self.q_size + self.context_size)
 
     def held(self, degrees: Degrees) -> HeldParameters:
         """Return the parameters of one rank [n]: down projections make the latent on every tp rank and are copied."""

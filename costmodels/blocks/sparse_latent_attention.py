@@ -78,9 +78,8 @@ class SparseLatentAttention(LatentAttention):
 
     def mixing_flops(self, length: FloatArray | float) -> FloatArray | float:
         """Return the FLOPs of one token: the indexer over all earlier keys, and attention over those it chose."""
-        seen = 2.0 * self.mask.share(length)
-        attention = 2.0 * length * seen * (self.q_size + self.context_size)
-        return attention + 2.0 * length * self.index_heads * self.index_head_dim
+        indexer = 2.0 * length * self.index_heads * self.index_head_dim
+        return LatentAttention.mixing_flops(self, length) + indexer
 
     def memory(self, tally: Tally) -> BlockMemory:
         """Tally attention's tensors, the indexer's queries and keys, and one number per chosen key."""

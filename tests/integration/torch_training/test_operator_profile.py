@@ -15,9 +15,8 @@ from trials.torch_training.profiling.execution_samples import read_profile
 
 # this trainer repeats the attention core alone, not all but every second product
 RUNTIME = replace(find_runtime("torchtitan"), fused_elementwise=False, selective_products=False)
-TINY_LLAMA = replace(LLAMA, num_layers=2)
-TINY_GPT = replace(
-    TINY_LLAMA,
+TINY_LLAMA = LLAMA.changed(num_layers=2)
+TINY_GPT = TINY_LLAMA.changed(
     norm="layer",
     num_kv_heads=8,
     gated_ffn=False,
@@ -27,8 +26,8 @@ TINY_GPT = replace(
     learned_positions=64,
     tied_embeddings=True,
 )
-TINY_MIXTRAL = replace(
-    TINY_LLAMA, num_experts=4, top_k=2, expert_ffn_size=96, num_shared_experts=1, shared_expert_ffn_size=32
+TINY_MIXTRAL = TINY_LLAMA.changed(
+    num_experts=4, top_k=2, expert_ffn_size=96, num_shared_experts=1, shared_expert_ffn_size=32
 )
 JOB, ALONE = job_of(TINY_LLAMA, global_batch_size=4), ParallelConfig()
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
@@ -70,7 +69,7 @@ def _seen(profiles, config):
         (TINY_LLAMA, {"up": 2}),
         (TINY_GPT, {"mbs": 2}),
         (TINY_GPT, {"tp": 2, "sequence_parallel": False}),
-        (replace(TINY_MIXTRAL, expert_ffn_size=90), {}),  # too odd for torch's grouped product on the way down
+        (TINY_MIXTRAL.changed(expert_ffn_size=90), {}),  # too odd for torch's grouped product on the way down
         (TINY_MIXTRAL, {"tp": 2}),
         (TINY_MIXTRAL, {"dp": 2, "ep": 2}),
     ],

@@ -107,7 +107,7 @@ def test_a_rank_without_memory_is_out_of_memory(opened):
     backend = backend_of(min_steps=3)
     small = dataclasses.replace(
         backend,
-        job=job_of(dataclasses.replace(LLAMA, vocab_size=100_000), sequence_length=512),
+        job=job_of(LLAMA.changed(vocab_size=100_000), sequence_length=512),
         cluster=_with_memory(backend.cluster, 400 * 2**20),
     )
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from costmodels.job.layer_change import KEYS, LayerChange
-from costmodels.operators.layer_operators import BLOCKS
+from costmodels.job.layer_change import KEYS, PLANNED_BLOCKS, LayerChange
 from costmodels.step.breakdown import EXPOSED_PARTS
 
 NEUTRAL = LayerChange(
@@ -17,10 +16,10 @@ NEUTRAL = LayerChange(
     mbs=1,
     sequence_parallel=True,
     plan="descent",
-    compute=((1.0,) * len(BLOCKS),) * 2,
-    exposed=((1.0,) * len(BLOCKS),) * len(EXPOSED_PARTS),
-    added_s=(((0.0,) * len(BLOCKS),) * len(EXPOSED_PARTS),) * 2,
-    once_s=(0.0,) * len(BLOCKS),
+    compute=((1.0,) * len(PLANNED_BLOCKS),) * 2,
+    exposed=((1.0,) * len(PLANNED_BLOCKS),) * len(EXPOSED_PARTS),
+    added_s=(((0.0,) * len(PLANNED_BLOCKS),) * len(EXPOSED_PARTS),) * 2,
+    once_s=(0.0,) * len(PLANNED_BLOCKS),
 )
 """Changes nothing."""
 
@@ -33,7 +32,7 @@ def change_for(config, **values):
 
 def random_change(config, seed, *, seconds=1e-4):
     """Draw a random change: 0.3 to 1.5 times the compute, reduced communication, and some additional seconds."""
-    rng, blocks, parts = np.random.default_rng(seed), len(BLOCKS), len(EXPOSED_PARTS)
+    rng, blocks, parts = np.random.default_rng(seed), len(PLANNED_BLOCKS), len(EXPOSED_PARTS)
     return change_for(
         config,
         compute=rng.uniform(0.3, 1.5, (2, blocks)),

@@ -15,7 +15,6 @@ from tests.support.quick_xla import on_devices
 os.environ["XLA_FLAGS"] = on_devices(8)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -43,8 +42,7 @@ from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_plans import plan_step
 
 GPT = load_model("configs/models/gpt-tiny.yaml", Path(__file__).parents[3]).changed(num_layers=1)
-LLAMA = replace(
-    GPT,
+LLAMA = GPT.changed(
     name="llama-tiny",
     num_layers=2,
     num_kv_heads=4,
@@ -57,8 +55,7 @@ LLAMA = replace(
     attention_output_bias=False,
     mlp_bias=False,
 )
-MOE = replace(
-    LLAMA,
+MOE = LLAMA.changed(
     name="moe-tiny",
     num_layers=1,
     num_experts=8,
@@ -73,7 +70,7 @@ WIDE = {"num_layers": 1, "hidden_size": 256, "head_dim": 32, "ffn_size": 1024}
 """Sizes with which planners shard a model on processor cores."""
 MODELS = {
     model.name: model
-    for model in (GPT, LLAMA, MOE, replace(GPT, name="gpt-wide", **WIDE), replace(LLAMA, name="llama-wide", **WIDE))
+    for model in (GPT, LLAMA, MOE, GPT.changed(name="gpt-wide", **WIDE), LLAMA.changed(name="llama-wide", **WIDE))
 }
 PINNED = LayerPlanning(name="descent", pins=(Pin(op="layers.*.dense_mlp.up", dim="hidden", axis="tp"),))
 

@@ -1,7 +1,6 @@
 """Training steps of small models, and plans that shard them, for tests of steps that run as planned in torch."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +20,7 @@ from tuner.plans.step_plans import plan_step
 BATCH = 8
 
 GPT = load_model("gpt-tiny.yaml", Path(__file__).parents[3] / "configs" / "models").changed(num_layers=1)
-LLAMA = replace(
-    GPT,
+LLAMA = GPT.changed(
     name="llama",
     num_kv_heads=4,
     gated_ffn=True,
@@ -34,9 +32,8 @@ LLAMA = replace(
     attention_output_bias=False,
     mlp_bias=False,
 )
-ONE_KEY = replace(LLAMA, name="one-key", num_kv_heads=1)
-MIXTRAL = replace(
-    LLAMA,
+ONE_KEY = LLAMA.changed(name="one-key", num_kv_heads=1)
+MIXTRAL = LLAMA.changed(
     name="mixtral",
     num_experts=4,
     top_k=2,

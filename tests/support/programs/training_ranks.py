@@ -21,8 +21,7 @@ LLAMA = plain_model(
     ffn_size=96,
     gated_ffn=True,
 )
-GPT = dataclasses.replace(
-    LLAMA,
+GPT = LLAMA.changed(
     name="tiny-gpt",
     norm="layer",
     learned_positions=64,
@@ -33,17 +32,9 @@ GPT = dataclasses.replace(
     mlp_bias=True,
     gated_ffn=False,
 )
-MIXTRAL = dataclasses.replace(
-    LLAMA, name="tiny-mixtral", num_experts=4, top_k=2, expert_ffn_size=48, num_dense_layers=1
-)
-QWEN = dataclasses.replace(
-    MIXTRAL,
-    name="tiny-qwen",
-    qk_norm=True,
-    qkv_bias=True,
-    num_shared_experts=1,
-    shared_expert_ffn_size=32,
-    num_dense_layers=0,
+MIXTRAL = LLAMA.changed(name="tiny-mixtral", num_experts=4, top_k=2, expert_ffn_size=48, num_dense_layers=1)
+QWEN = MIXTRAL.changed(
+    name="tiny-qwen", qk_norm=True, qkv_bias=True, num_shared_experts=1, shared_expert_ffn_size=32, num_dense_layers=0
 )
 
 

@@ -39,8 +39,8 @@ def test_latent_attention_is_read_from_the_remarks(notes, sizes):
     )
     assert named == sizes
     assert (spec.plain.head_dim, spec.plain.num_kv_heads) == (sizes[2] + sizes[3], 8)
-    plain = model(notes="swiglu; rope; nope of these; kv-channels=64", kv_heads=2)
-    assert (plain.kv_lora_rank, plain.num_kv_heads, plain.head_dim) == (0, 2, 64)
+    plain = model(notes="swiglu; rope; nope of these; kv-channels=64", kv_heads=2).plain
+    assert (plain.uses_mla, plain.num_kv_heads, plain.head_dim) == (False, 2, 64)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_shared_experts_are_read_from_the_remarks(notes, count, width):
 )
 def test_dense_first_layers_are_read_from_the_remarks(notes, dense):
     """The layers before the first with experts, in every spelling that sources use."""
-    assert model(notes=notes, **EXPERTS).num_dense_layers == dense
+    assert model(notes=notes, **EXPERTS).plain.num_dense_layers == dense
 
 
 @pytest.mark.parametrize(

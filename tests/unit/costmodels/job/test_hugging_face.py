@@ -1,4 +1,3 @@
-import dataclasses
 import json
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 from costmodels.job.hugging_face.reader import READERS, model_from_hugging_face
 from costmodels.job.model_catalog import find_model, load_model
 from hardware.io.errors import ConfigError
+from tests.support.settings.model_parts import num_moe_layers
 
 MODELS_DIR = Path(__file__).parents[4] / "configs" / "models"
 
@@ -87,7 +87,7 @@ def test_configuration_and_catalog_agree(file, name):
     """A model that stands in the catalog and in configs/models is the same model, field by field."""
     catalog = find_model(name)
 
-    assert dataclasses.replace(read(ALL[file]), name=name, source=catalog.source) == catalog
+    assert read(ALL[file]).changed(name=name, source=catalog.source) == catalog
 
 
 def test_a_directory_with_a_config_json_is_a_model(tmp_path):
@@ -104,7 +104,7 @@ def test_missing_kv_heads_are_as_many_as_heads_or_refused():
     """LlamaConfig turns a missing or null number into that of heads; Qwen2Config guesses 32, and that is refused."""
     llama, qwen = (without(ALL[name], "num_key_value_heads") for name in ("llama-3-8b", "qwen2.5-7b"))
 
-    assert read(llama).num_kv_heads == read(llama | {"num_key_value_heads": None}).num_kv_heads == 32
+    assert [read(each).plain.num_kv_heads for each in (llama, llama | {"num_key_value_heads": None})] == [32, 32]
     assert "num_key_value_heads: is required and missing" in refusal(qwen)
 
 
@@ -123,7 +123,7 @@ def test_a_given_head_dim_needs_no_divisible_hidden_size():
     """Where head_dim is given, hidden_size may be anything (Qwen3, Mistral-Nemo); elsewhere it must divide."""
     odd = {**LLAMA, "hidden_size": 4100}
 
-    assert read({**odd, "head_dim": 128}).q_size == 4096
+    assert read({**odd, "head_dim": 128}).plain.q_size == 4096
     assert "hidden_size = 4100: must be divisible by the 32 attention heads" in refusal(odd)
 
 
@@ -158,7 +158,7 @@ def test_mlp_only_layers_must_come_first():
     """Dense layers at the front of a Qwen MoE are read; anywhere else they are refused."""
     moe = ALL["qwen3-30b-a3b"]
 
-    assert read({**moe, "mlp_only_layers": [0, 1]}).num_moe_layers == 46
+    assert num_moe_layers(read({**moe, "mlp_only_layers": [0, 1]})) == 46
     assert "mlp_only_layers = [3]: must be a list of the first layers" in refusal({**moe, "mlp_only_layers": [3]})
 
 
@@ -198,7 +198,7 @@ def test_a_missing_q_lora_rank_is_no_null():
     """DeepSeek turns the query projection's rank off with null (V2-Lite); leaving the key out is an error."""
     config = ALL["deepseek-v2"]
 
-    assert read({**config, "q_lora_rank": None}).q_lora_rank == 0
+    assert read({**config, "q_lora_rank": None}).plain.q_lora_rank == 0
     assert "q_lora_rank: is required" in refusal(without(config, "q_lora_rank"))
 
 

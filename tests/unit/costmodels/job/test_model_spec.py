@@ -1,11 +1,10 @@
-import dataclasses
-
 import pytest
 import yaml
 
 from costmodels.job.model_catalog import find_model, load_model, model_names
 from costmodels.job.model_spec import plain_model
 from hardware.io.errors import ConfigError
+from tests.support.settings.model_parts import has_experts, num_moe_layers, parameters_of
 
 NAMES = [
     "deepseek-v3",
@@ -68,10 +67,8 @@ ffn_size: 96
 gated_ffn: true
 """
 TINY = plain_model(name="tiny", **yaml.safe_load(YAML))
-TINY_MOE = dataclasses.replace(TINY, num_layers=7, num_experts=4, top_k=2, expert_ffn_size=32)
-TINY_MLA = dataclasses.replace(
-    TINY, num_kv_heads=8, kv_lora_rank=16, qk_nope_head_dim=6, qk_rope_head_dim=2, v_head_dim=4
-)
+TINY_MOE = TINY.changed(num_layers=7, num_experts=4, top_k=2, expert_ffn_size=32)
+TINY_MLA = TINY.changed(num_kv_heads=8, kv_lora_rank=16, qk_nope_head_dim=6, qk_rope_head_dim=2, v_head_dim=4)
 
 
 def test_the_catalog_holds_the_names_that_studies_rely_on():
@@ -114,25 +111,25 @@ def test_gpt_parameters_follow_narayanan_equation_2():
 def test_dense_flops_are_6n_plus_12lhs():
     """Per token: 6 N without the embedding table, and 12 L h s of attention (PaLM, appendix B)."""
     model = find_model("llama-7b")
-    matrices = model.num_parameters - model.embedding_parameters
+    matrices = model.num_parameters - model.embedding.table
 
     assert model.model_flops_per_token(2048) == 6 * matrices + 12 * 32 * 4096 * 2048
 
 
 def test_flops_of_a_tied_head_count():
     """Tying the head to the embedding saves parameters, not FLOPs."""
-    tied = dataclasses.replace(TINY, tied_embeddings=True)
+    tied = TINY.changed(tied_embeddings=True)
 
-    assert tied.num_parameters == TINY.num_parameters - TINY.embedding_parameters
+    assert tied.num_parameters == TINY.num_parameters - TINY.embedding.table
     assert tied.model_flops_per_token(256) == TINY.model_flops_per_token(256)
 
 
 def test_moe_flops_count_the_experts_a_token_visits():
     """Adding experts that a token does not visit adds FLOPs of their router rows only."""
-    wider = dataclasses.replace(TINY_MOE, num_experts=8)
+    wider = TINY_MOE.changed(num_experts=8)
 
     added = wider.model_flops_per_token(256) - TINY_MOE.model_flops_per_token(256)
-    assert added == 6 * TINY_MOE.num_moe_layers * 4 * TINY_MOE.hidden_size
+    assert added == 6 * num_moe_layers(TINY_MOE) * 4 * TINY_MOE.hidden_size
 
 
 def test_latent_attention_flops_use_both_head_sizes():
@@ -143,15 +140,17 @@ def test_latent_attention_flops_use_both_head_sizes():
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 7])
-def test_num_moe_layers_counts_is_moe_layer(period):
-    """The closed form of num_moe_layers agrees with asking every layer, and layers add up to the model."""
+def test_layers_with_experts_are_those_of_is_moe_layer(period):
+    """The layers with experts agree with asking every layer, and layers add up to the model."""
+    dense_only = TINY.changed(num_layers=7)
     for dense in (0, 1, 3, 5):
-        model = dataclasses.replace(TINY_MOE, moe_layer_period=period, num_dense_layers=dense)
+        model = TINY_MOE.changed(moe_layer_period=period, num_dense_layers=dense)
         is_moe = [model.plain.is_moe_layer(layer) for layer in range(7)]
-        layers = sum(model.moe_layer_parameters if moe else model.dense_layer_parameters for moe in is_moe)
 
-        assert model.num_moe_layers == sum(is_moe)
-        assert model.num_parameters == layers + 2 * model.embedding_parameters + model.final_norm_parameters
+        assert [has_experts(layer) for layer in model.layers] == is_moe
+        assert [layer == dense_only.layers[0] for layer in model.layers] == [not moe for moe in is_moe]
+        layers = sum(map(parameters_of, model.layers))
+        assert model.num_parameters == layers + 2 * model.embedding.table + model.head.norm_size
 
 
 @pytest.mark.parametrize(
@@ -184,7 +183,7 @@ def test_num_moe_layers_counts_is_moe_layer(period):
 def test_sizes_that_cannot_work_are_refused(base, changes, key, rule):
     """A size out of range, or at odds with another, is a ConfigError with key, value and a way out."""
     with pytest.raises(ConfigError) as caught:
-        dataclasses.replace(base, **changes)
+        base.changed(**changes)
 
     assert caught.value.key == key
     assert rule in str(caught.value)
@@ -208,7 +207,7 @@ def test_a_reference_to_nothing_is_a_mistake_of_the_user(tmp_path, reference):
 
 
 def test_a_yaml_file_gives_the_model_it_describes(tmp_path):
-    """A YAML file has the fields of ModelSpec as keys, and names the model unless it says otherwise.
+    """A YAML file has the keys of a plain decoder, and names the model unless it says otherwise.
 
     A name of the catalog wins over a file of that name.
     """
@@ -218,7 +217,7 @@ def test_a_yaml_file_gives_the_model_it_describes(tmp_path):
 
     assert load_model("llama3-8b", tmp_path) == find_model("llama3-8b")
     assert load_model("tiny.yaml", tmp_path) == TINY
-    assert load_model("other.yaml", tmp_path) == dataclasses.replace(TINY, name="mine", assumed=("vocab_size",))
+    assert load_model("other.yaml", tmp_path) == TINY.changed(name="mine", assumed=("vocab_size",))
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodels.blocks.operator import Operator, OpKind, Phase
+from costmodels.blocks.operator import Family, Operator, OpKind, Phase
 from costmodels.job.runtime import find_runtime
 from costmodels.operators.kernel_catalog import kernel_constants, matmul_table
 from costmodels.operators.kernels import alone_s, kernel_s
-from costmodels.operators.layer_operators import Block
 from hardware.device import device_names, find_device
 from tests.support.settings.random_settings import job_of
 
@@ -28,7 +27,8 @@ def operator(kind, shape, flop, moved_bytes, *, phase=Phase.FORWARD, precision="
     return Operator(
         name=name,
         kind=kind,
-        block=Block.DENSE_MLP,
+        block="dense_mlp",
+        family=Family.MLP,
         phase=phase,
         precision=precision,
         shape=np.array([shape], dtype=np.float64),

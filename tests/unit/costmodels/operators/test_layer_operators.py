@@ -4,24 +4,22 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from costmodels.blocks.operator import OpKind, Phase
+from costmodels.blocks.head import local_vocabulary
+from costmodels.blocks.operator import Family, OpKind, Phase
 from costmodels.job.model_catalog import find_model, model_names
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.layer_operators import (
     SHAPE_DIMENSIONS,
-    Block,
-    attention_core,
-    exchanged_kv_size,
-    is_core,
-    local_kv_size,
-    local_vocabulary,
+    block_context,
+    core_operators,
     recomputed_share,
     step_operators,
     unique_shapes,
     unique_tokens,
 )
+from tests.support.settings.model_parts import times_of_blocks
 from tests.support.settings.random_settings import cases, grid_of, job_of
 
 MEGATRON = find_runtime("megatron-core")
@@ -31,14 +29,7 @@ PRODUCTS = (OpKind.MATMUL, OpKind.GROUPED_MATMUL)
 
 def flop_of_a_micro_batch(job: TrainingJob, config: ParallelConfig, kinds) -> float:
     """FLOPs of both passes on one rank that holds all layers, without recomputation."""
-    model = job.model
-    counts = {
-        Block.ATTENTION: model.num_layers,
-        Block.DENSE_MLP: model.num_layers - model.num_moe_layers,
-        Block.MOE_MLP: model.num_moe_layers,
-        Block.EMBEDDING: 1,
-        Block.HEAD: 1,
-    }
+    counts = times_of_blocks(job.model)
     operators = step_operators(job, UNPADDED, grid_of(config))
     return sum(counts[op.block] * float(op.flop[0]) for op in operators if op.kind in kinds)
 
@@ -56,7 +47,8 @@ def test_products_are_six_flop_per_parameter_and_token(name):
 
     flop = flop_of_a_micro_batch(job, ParallelConfig(), PRODUCTS)
 
-    attention = 6 * model.num_layers * 2048 * (model.plain.q_size + model.plain.context_size)
+    layers = model.num_layers + model.num_mtp_layers
+    attention = 6 * layers * 2048 * (model.plain.q_size + model.plain.context_size)
     expected = 2048 * (model.model_flops_per_token(2048) - attention)
     assert flop == pytest.approx(expected, rel=2e-3)
     assert flop <= expected
@@ -64,8 +56,8 @@ def test_products_are_six_flop_per_parameter_and_token(name):
         2048 * attention * 3.5 / 6
     )
     if name in ("llama-7b", "llama3-8b", "mixtral-8x7b"):
-        norms = model.num_layers * model.norm_parameters + model.final_norm_parameters
-        assert flop == 6 * 2048 * (model.num_active_parameters - model.embedding_parameters - norms)
+        norms = (2 * model.num_layers + 1) * model.hidden_size
+        assert flop == 6 * 2048 * (model.num_active_parameters - model.embedding.table - norms)
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "gpt-175b"])
@@ -116,7 +108,7 @@ def test_every_forward_operator_has_a_backward_one(name):
             assert by_name[f"{op.name}.data_gradient"].flop == by_name[f"{op.name}.weight_gradient"].flop == op.flop
         elif op.phase == Phase.FORWARD:
             assert by_name[f"{op.name}.gradient"].phase == Phase.BACKWARD
-    assert {op.block for op in operators} == set(Block) - (set() if find_model(name).is_moe else {Block.MOE_MLP})
+    assert {op.block for op in operators} == set(find_model(name).block_names)
 
 
 def test_multi_head_latent_attention_projects_down_and_up():
@@ -142,9 +134,20 @@ def test_key_heads_are_copied_where_tp_or_ulysses_needs_more():
     by_tp = grid_of(*(ParallelConfig(tp=tp) for tp in (1, 2, 8, 16)))
     by_up = grid_of(*(ParallelConfig(tp=4, up=up) for up in (1, 2, 3, 4)))
 
-    assert local_kv_size(job, by_tp).tolist() == [1024, 512, 128, 128]
-    assert exchanged_kv_size(job, by_up).tolist() == [256, 256, 768, 512]
-    assert exchanged_kv_size(latent, by_up).tolist() == local_kv_size(latent, by_up).tolist()
+    def keys(job, grid, sent):
+        """Key elements of a token that the ring sends, or that Ulysses sends beside the queries."""
+        context, mixer = block_context(job, MEGATRON, grid), job.model.layers[0][0]
+        moved = mixer.exchanges(context)
+        if sent == "ring":
+            return (moved.ring / (2 * context.tokens)).tolist()
+        return np.rint(moved.heads / (2 * context.tokens) - mixer.q_size / grid.tp).tolist()
+
+    assert job.model.layers[0][0].local_kv(by_tp).tolist() == [1024, 512, 128, 128]
+    assert keys(job, by_tp, "ring") == keys(job, by_tp, "heads") == [1024, 512, 128, 128]
+    assert keys(job, by_up, "ring") == keys(job, by_up, "heads") == [256, 256, 768, 512]
+    # latent attention: keys of 192 elements and values of 128 for each of 128 heads, over tp alone
+    assert keys(latent, by_up, "ring") == 4 * [128 * 128 / 4]
+    assert keys(latent, by_up, "heads") == 4 * [128 * 128 / 4]
 
 
 def test_recomputation_repeats_what_korthikanti_says():
@@ -157,7 +160,7 @@ def test_recomputation_repeats_what_korthikanti_says():
         none, selective, full = recomputed_share(job, MEGATRON, op, shapes).tolist()
         assert not none
         assert selective == (op.name == "attention.core")
-        assert full == (op.phase == Phase.FORWARD and op.block not in (Block.EMBEDDING, Block.HEAD))
+        assert full == (op.phase == Phase.FORWARD and op.family not in (Family.EMBEDDING, Family.HEAD))
 
 
 def test_a_ring_merges_its_partial_results():
@@ -190,12 +193,12 @@ def test_operators_stand_for_all_of_their_shape(case):
         assert len(op.shape) == len(op.flop) == len(op.moved_bytes) == len(shapes)
         assert np.all(np.isfinite(op.shape) & (op.shape > 0) == runs[:, None])
         assert np.all((op.flop >= 0) & (op.moved_bytes >= runs))
-    outside = [op for op in step_operators(case.job, case.runtime, tokens) if not is_core(op)]
-    for op, of_tokens in zip([op for op in of_shapes if not is_core(op)], outside, strict=True):
+    outside = [op for op in step_operators(case.job, case.runtime, tokens) if not op.is_core]
+    for op, of_tokens in zip([op for op in of_shapes if not op.is_core], outside, strict=True):
         assert np.array_equal(op.shape, of_tokens.shape[row])
         assert np.array_equal(op.moved_bytes, of_tokens.moved_bytes[row])
-    core = [op.name for op in of_shapes if is_core(op)]
-    assert core == [op.name for op in attention_core(case.job, case.runtime, shapes)]
+    core = [op.name for op in of_shapes if op.is_core]
+    assert core == [op.name for op in core_operators(case.job, case.runtime, shapes)]
 
 
 @pytest.mark.parametrize(
@@ -306,7 +309,8 @@ def test_the_vocabulary_is_padded_on_every_tp_rank():
     job = job_of("gpt-22b", vocab_size=50257)
     grid = grid_of(*(ParallelConfig(tp=tp) for tp in (1, 2, 8)))
 
-    rows = local_vocabulary(job, replace(MEGATRON, vocabulary_multiple=128, pads_whole_vocabulary=True), grid)
+    padding = replace(MEGATRON, vocabulary_multiple=128, pads_whole_vocabulary=True)
+    padded, plain = (local_vocabulary(50257, block_context(job, facts, grid)) for facts in (padding, UNPADDED))
 
-    assert rows.tolist() == [50304, 25216, 6400]
-    assert local_vocabulary(job, UNPADDED, grid).tolist()[0] == 50257
+    assert padded.tolist() == [50304, 25216, 6400]
+    assert plain.tolist()[0] == 50257

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from costmodels.job.layer_change import PLANNED_BLOCKS
 from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import with_layers
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.layer_operators import BLOCKS, Block
 from costmodels.sharding.block_figures import block_figures, ratios, runs_once
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
@@ -20,7 +20,7 @@ from hardware.cluster_file import find_cluster
 from tuner.planners.sharding.hand_made import hand_made, layer_axes
 
 ATTENTION, DENSE, MOE, EMBEDDING, HEAD = map(
-    BLOCKS.index, (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP, Block.EMBEDDING, Block.HEAD)
+    PLANNED_BLOCKS.index, ("attention", "dense_mlp", "moe_mlp", "embedding", "head")
 )
 
 
@@ -50,7 +50,7 @@ def test_blocks_add_up_to_the_step(model, layers, degrees):
 
     model = find_model(model)
     num_dense = layers if not model.is_moe else min(model.plain.num_dense_layers, layers // 2)
-    counts = np.zeros(len(BLOCKS))
+    counts = np.zeros(len(PLANNED_BLOCKS))
     counts[[ATTENTION, DENSE, MOE, EMBEDDING, HEAD]] = layers, num_dense, layers - num_dense, 1, 1
     updates_s = sum(seconds for number, seconds in enumerate(cost.compute_s.tolist()) if runs_once(plan.graph, number))
     together_s = figures.compute_s.sum(axis=0) + figures.exposed_s.sum(axis=(0, 1)) + figures.once_s

@@ -22,13 +22,13 @@ def test_prices_are_those_of_each_configuration_alone(case):
         grid = grid_of(config)
         operators = step_operators(case.job, case.runtime, grid)
         again = {op.name: float(recomputed_share(case.job, case.runtime, op, grid)[0]) for op in operators}
-        launches = {block: number[0] for block, number in issued_collectives(case.job, case.runtime, grid).items()}
 
         assert [op.name for op in prices.operators(config)] == [op.name for op in operators]
         assert prices.recomputed(config) == pytest.approx({name: share for name, share in again.items() if share})
-        for block, (kernels, collectives) in prices.launches(config).items():
-            assert kernels == pytest.approx(sum(1 + again[op.name] for op in operators if op.block == block))
-            assert collectives == launches[block]
+        kernels, collectives = prices.launches(config)
+        for block, launched in zip(case.job.model.block_names, kernels, strict=True):
+            assert launched == pytest.approx(sum(1 + again[op.name] for op in operators if op.block == block))
+        assert collectives.tolist() == issued_collectives(case.job, case.runtime, grid)[:, 0].tolist()
         for device in case.cluster.devices:
             seconds = {op.name: execution_s(op, device, case.job, case.runtime, grid)[0] for op in operators}
             assert prices.seconds(config, device) == pytest.approx(seconds, rel=1e-12)

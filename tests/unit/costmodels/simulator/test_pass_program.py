@@ -5,23 +5,15 @@ import itertools
 import pytest
 from hypothesis import given
 
-from costmodels.blocks.operator import OpKind, Phase
+from costmodels.blocks.operator import LAYER_FAMILIES, OpKind, Phase
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.operators.kernels import collective_s, kernel_s
-from costmodels.operators.layer_operators import BLOCKS, Block
 from costmodels.simulator.operator_prices import OperatorPrices
-from costmodels.simulator.pass_program import Piece, Segment, Work, piece_launches, piece_programs
+from costmodels.simulator.pass_program import Segment, Work, piece_launches, piece_programs
 from costmodels.step.block_costs import block_times
 from costmodels.step.communication import issued_collectives, layer_collectives, layer_uses
 from costmodels.step.placement import place
 from tests.support.settings.random_settings import cases
-
-BLOCKS_OF = {
-    Piece.DENSE_LAYER: (Block.ATTENTION, Block.DENSE_MLP),
-    Piece.MOE_LAYER: (Block.ATTENTION, Block.MOE_MLP),
-    Piece.EMBEDDING: (Block.EMBEDDING,),
-    Piece.HEAD: (Block.HEAD,),
-}
 
 
 def programs_of(case):
@@ -44,20 +36,24 @@ def test_a_program_has_the_closed_forms_kernels(case):
     times = block_times(case.job, case.cluster.devices[0], case.runtime, grid, kernel_s)
     issued = issued_collectives(case.job, case.runtime, grid)
 
+    model = case.job.model
+    assert {piece for piece, _ in programs} == set(range(len(model.pieces)))
     for (piece, phase), program in programs.items():
         sums = times.forward if phase == Phase.FORWARD else times.backward
-        expected = sum(sums[BLOCKS.index(block), 0] for block in BLOCKS_OF[piece])
+        expected = sum(sums[block, 0] for block in model.pieces[piece].blocks)
         assert sum(segment.kernels_s for segment in program) == pytest.approx(expected)
     config = case.grid.config(0)
     prices = OperatorPrices(case.job, case.runtime, [config])
-    for piece, (kernels, collectives) in piece_launches(prices, config).items():
-        assert kernels == sum(times.launches[BLOCKS.index(block), 0] for block in BLOCKS_OF[piece])
-        assert collectives == sum(issued[block][0] for block in BLOCKS_OF[piece])
-    names = [work.name for segment in programs[Piece.DENSE_LAYER, Phase.BACKWARD] for work in segment.kernels]
-    gradients = [name for name in names if "gradient" in name]
-    blocks = [name.partition(".")[0] for name in gradients]
-    assert [block for block, _ in itertools.groupby(blocks)] == ["dense_mlp", "attention"]
-    assert gradients.index("dense_mlp.down.data_gradient") < gradients.index("dense_mlp.up.data_gradient")
+    for piece, (kernels, collectives) in zip(model.pieces, piece_launches(model, prices, config).T, strict=True):
+        assert kernels == pytest.approx(sum(times.launches[block, 0] for block in piece.blocks))
+        assert collectives == pytest.approx(sum(issued[block, 0] for block in piece.blocks))
+    for at, piece in enumerate(model.pieces):
+        names = [work.name for segment in programs[at, Phase.BACKWARD] for work in segment.kernels]
+        gradients = [name for name in names if "gradient" in name]
+        blocks = [name.partition(".")[0] for name in gradients]
+        assert [block for block, _ in itertools.groupby(blocks)] == [model.block_names[at] for at in piece.blocks[::-1]]
+        for mlp in {"dense_mlp", "moe_mlp"}.intersection(blocks):
+            assert gradients.index(f"{mlp}.down.data_gradient") < gradients.index(f"{mlp}.up.data_gradient")
 
 
 @given(cases(max_configs=1))
@@ -69,6 +65,7 @@ def test_a_program_has_the_closed_forms_collectives(case):
         for site, collective in layer_collectives(case.job, case.runtime, grid, groups).items()
     }
 
+    pieces = case.job.model.pieces
     for (piece, phase), program in programs.items():
         found: dict[str, float] = {}
         for segment in program:
@@ -78,17 +75,17 @@ def test_a_program_has_the_closed_forms_collectives(case):
         expected: dict[str, float] = {}
         for use in layer_uses(case.job, case.runtime, grid):
             # forward collectives that recomputation repeats count as forward, but run in the backward pass
-            if use.block in BLOCKS_OF[piece] and use.phase == phase:
+            if use.block in pieces[piece].blocks and use.phase == phase:
                 once = use.count[0] / (2.0 if _is_repeated(case, use) else 1.0)
                 expected[use.site] = expected.get(use.site, 0.0) + once * alone_s[use.site]
-            elif use.block in BLOCKS_OF[piece] and phase == Phase.BACKWARD and _is_repeated(case, use):
+            elif use.block in pieces[piece].blocks and phase == Phase.BACKWARD and _is_repeated(case, use):
                 expected[use.site] = expected.get(use.site, 0.0) + use.count[0] / 2.0 * alone_s[use.site]
         expected = {site: seconds for site, seconds in expected.items() if seconds > 0}
         assert found == pytest.approx(expected)
 
 
 def _is_repeated(case, use):
-    in_layer = use.block in (Block.ATTENTION, Block.DENSE_MLP, Block.MOE_MLP)
+    in_layer = case.job.model.blocks[use.block].family in LAYER_FAMILIES
     recompute = case.grid.config(0).recompute
     # torchtitan's selective recomputation keeps attention
     keeps_core = case.runtime.selective_products

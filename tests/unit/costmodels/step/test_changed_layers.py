@@ -7,16 +7,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from costmodels.job.layer_change import PLANNED_BLOCKS
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
 from costmodels.operators.kernels import collective_s, kernel_s
-from costmodels.operators.layer_operators import BLOCKS, Block
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.block_costs import block_costs
 from costmodels.step.breakdown import EXPOSED_PARTS
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import find_cluster
 from tests.support.graphs.layer_changes import at, change_for, random_change
+from tests.support.settings.model_parts import row_of
 from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
 
 MEGATRON = replace(find_runtime("megatron-core"), residuals=())
@@ -25,9 +26,11 @@ CLUSTER = find_cluster("dgx-h100")
 TWO_HOSTS = find_cluster("dgx-h100", hosts=2)
 JOB = job_of(batch=32)
 CONFIG = ParallelConfig(tp=4, dp=2)
-ATTENTION, DENSE, HEAD = (BLOCKS.index(block) for block in (Block.ATTENTION, Block.DENSE_MLP, Block.HEAD))
+DENSE, HEAD = map(PLANNED_BLOCKS.index, ("dense_mlp", "head"))
+COLUMNS = [PLANNED_BLOCKS.index(name) for name in JOB.model.block_names]
+"""Columns of a change, in the order of the blocks of the model."""
 TP, CP = EXPOSED_PARTS.index("tp"), EXPOSED_PARTS.index("cp")
-SIZES = (2, len(EXPOSED_PARTS), len(BLOCKS))
+SIZES = (2, len(EXPOSED_PARTS), len(PLANNED_BLOCKS))
 
 
 def with_change(runtime, *changes):
@@ -71,8 +74,12 @@ def test_ratios_scale_their_block_pass_and_part():
     change = random_change(CONFIG, 1, seconds=0.0)
     plain, changed = costs(CONFIG, other), costs(CONFIG, other, changes=[change])
 
-    assert changed.compute[0, :, :, 0] == pytest.approx(np.array(change.compute) * plain.compute[0, :, :, 0])
-    assert changed.exposed[0, :, :, 0] == pytest.approx(np.array(change.exposed) * plain.exposed[0, :, :, 0])
+    assert changed.compute[0, :, :, 0] == pytest.approx(
+        np.array(change.compute)[:, COLUMNS] * plain.compute[0, :, :, 0]
+    )
+    assert changed.exposed[0, :, :, 0] == pytest.approx(
+        np.array(change.exposed)[:, COLUMNS] * plain.exposed[0, :, :, 0]
+    )
     assert (changed.compute[..., 1] == plain.compute[..., 1]).all()
     assert (changed.exposed[..., 1] == plain.exposed[..., 1]).all()
     assert (changed.host == plain.host).all()
@@ -91,12 +98,12 @@ def test_what_runs_again_is_changed_as_the_forward_pass():
     """Full recomputation repeats a layer's forward pass with its ratio; embedding and head are not repeated."""
     full = replace(CONFIG, recompute="full")
     change = random_change(full, 2, seconds=0.0)
-    forward, backward = np.array(change.compute)
+    forward, backward = np.array(change.compute)[:, COLUMNS]
     none, plain, changed = costs(CONFIG), costs(full), costs(full, changes=[change])
 
     again = plain.compute[0, 1, :, 0] - none.compute[0, 1, :, 0]
-    assert again[ATTENTION] > 0
-    assert again[HEAD] == 0
+    assert again[row_of(JOB.model, "attention")] > 0
+    assert again[row_of(JOB.model, "head")] == 0
     assert changed.compute[0, 1, :, 0] == pytest.approx(backward * none.compute[0, 1, :, 0] + forward * again)
 
 
@@ -124,7 +131,7 @@ def test_what_is_added_is_exposed_in_full(recompute, forward_passes):
 
 def test_what_weights_send_more_is_hidden_by_nothing():
     """Once a step and layer, beside data parallelism's own."""
-    more = change_for(CONFIG, once_s=at(DENSE, shape=len(BLOCKS), value=1e-3))
+    more = change_for(CONFIG, once_s=at(DENSE, shape=len(PLANNED_BLOCKS), value=1e-3))
 
     plain, changed = breakdown(CONFIG), breakdown(CONFIG, more)
     assert changed["dp"] - plain["dp"] == pytest.approx(32 * 1e-3 / MEGATRON.network_efficiency)
@@ -140,7 +147,7 @@ def test_what_weights_save_leaves_the_same_share_exposed():
     plain = breakdown(CONFIG, runtime=runtime)["dp"]
     for share, left in ((0.5, 0.5), (1.0, 0.0), (3.0, 0.0)):
         saved_s = -share * plain / 32 * runtime.network_efficiency
-        change = change_for(CONFIG, once_s=at(DENSE, shape=len(BLOCKS), value=saved_s))
+        change = change_for(CONFIG, once_s=at(DENSE, shape=len(PLANNED_BLOCKS), value=saved_s))
         assert breakdown(CONFIG, change, runtime=runtime)["dp"] == pytest.approx(left * plain, abs=1e-12)
 
 
@@ -148,7 +155,7 @@ def test_hidden_traffic_that_is_saved_gains_what_of_it_was_exposed():
     """With traffic beside the passes, saving all of it gains its exposed part and not what it took."""
     hidden = breakdown(CONFIG)["dp"]
     alone = breakdown(CONFIG, runtime=replace(MEGATRON, overlaps_gradients=False, overlaps_weight_gather=False))["dp"]
-    change = change_for(CONFIG, once_s=at(DENSE, shape=len(BLOCKS), value=-alone))
+    change = change_for(CONFIG, once_s=at(DENSE, shape=len(PLANNED_BLOCKS), value=-alone))
 
     assert hidden < 0.7 * alone
     assert breakdown(CONFIG, change)["dp"] == pytest.approx(0.0, abs=1e-12)
@@ -228,7 +235,7 @@ def test_the_simulator_agrees_about_the_weights_traffic(overlaps, share):
     runtime = replace(MEGATRON, overlaps_gradients=overlaps, overlaps_weight_gather=overlaps)
     config = ParallelConfig(tp=2, dp=8)
     alone = breakdown(config, runtime=replace(runtime, overlaps_gradients=False), cluster=TWO_HOSTS)["dp"]
-    change = change_for(config, once_s=at(DENSE, shape=len(BLOCKS), value=share * alone / 32))
+    change = change_for(config, once_s=at(DENSE, shape=len(PLANNED_BLOCKS), value=share * alone / 32))
     changed = with_change(runtime, change)
 
     closed_form_s = float(estimate_step(setting_for(JOB, TWO_HOSTS, changed), grid_of(config)).step_time_s[0])

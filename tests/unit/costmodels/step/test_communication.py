@@ -6,11 +6,12 @@ from hypothesis import given
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
-from costmodels.operators.layer_operators import Block
+from costmodels.step.breakdown import EXPOSED_PARTS
 from costmodels.step.communication import Beside, block_communication
 from costmodels.step.placement import place
 from hardware.cluster_file import find_cluster
 from hardware.collectives import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s, send_recv_s
+from tests.support.settings.model_parts import row_of
 from tests.support.settings.random_settings import cases, grid_of, job_of
 
 MEGATRON = replace(find_runtime("megatron-core"), network_efficiency=1.0, overlap_efficiency=1.0, expert_imbalance=0.0)
@@ -19,39 +20,50 @@ HOST = find_cluster("dgx-h100")
 LLAMA, LONG, MIXTRAL = job_of(), job_of(sequence_length=32768), job_of("mixtral-8x7b")
 
 
-def compute_of(num_configs, *, core_s=0.0, weight_gradients_s=0.0):
+def compute_of(job, num_configs, *, core_s=0.0, weight_gradients_s=0.0):
     """Compute beside which communication may run: so many seconds in every block."""
+    size = (len(job.model.blocks), num_configs)
     return Beside(
-        products={block: np.full(num_configs, 3 * weight_gradients_s) for block in Block},
-        weight_gradients={block: np.full(num_configs, weight_gradients_s) for block in Block},
-        attention_core=np.full(num_configs, core_s),
+        products=np.full(size, 3 * weight_gradients_s),
+        weight_gradients=np.full(size, weight_gradients_s),
+        core=np.full(size, core_s),
     )
 
 
 def communication(job, cluster, *configs, runtime=MEGATRON, **compute_s):
     """What the configurations expose; `core_s` seconds of attention and others may hide some of it."""
     grid = grid_of(*configs)
-    return block_communication(job, runtime, grid, place(cluster, grid), compute_of(len(grid), **compute_s))
+    return block_communication(job, runtime, grid, place(cluster, grid), compute_of(job, len(grid), **compute_s))
+
+
+def exposed(found, job, part, block):
+    """The exposed time of one part of the breakdown in one block of the model [n]."""
+    return found.exposed[EXPOSED_PARTS.index(part), row_of(job.model, block)]
+
+
+def issued(found, job, block):
+    """The number of collectives that one block of the model issues [n]."""
+    return found.collectives[row_of(job.model, block)]
+
+
+def ring_s(found):
+    """The exposed time of the ring in the attention of LONG [s]."""
+    return exposed(found, LONG, "cp", "attention")[0]
 
 
 @given(cases())
 def test_a_degree_of_one_exposes_nothing(case):
     """Exposed times are finite and never negative; a dimension of degree 1 has none and issues no collective."""
     groups = place(case.cluster, case.grid)
-    found = block_communication(case.job, case.runtime, case.grid, groups, compute_of(len(case.grid)))
+    found = block_communication(case.job, case.runtime, case.grid, groups, compute_of(case.job, len(case.grid)))
 
-    for degree, seconds in (
-        *((case.grid.tp, block_s) for block_s in found.tp.values()),
-        (case.grid.cp, found.cp),
-        (case.grid.up, found.up),
-        (case.grid.ep, found.ep),
-    ):
+    assert found.exposed.shape == (len(EXPOSED_PARTS), len(case.job.model.blocks), len(case.grid))
+    for part, seconds in zip(EXPOSED_PARTS, found.exposed, strict=True):
         assert np.all(np.isfinite(seconds))
         assert np.all(seconds >= 0)
-        assert np.all(seconds[degree == 1] == 0)
+        assert np.all(seconds[:, getattr(case.grid, part) == 1] == 0)
     alone = (case.grid.tp == 1) & (case.grid.cp == 1) & (case.grid.up == 1) & (case.grid.ep == 1)
-    for count in found.collectives.values():
-        assert np.all(count[alone] == 0)
+    assert np.all(found.collectives[:, alone] == 0)
 
 
 @pytest.mark.parametrize("tp", [2, 8])
@@ -64,13 +76,14 @@ def test_tensor_parallelism_has_four_all_reduces_per_layer(tp):
     link = place(HOST, grid_of(config)).tp
 
     found, lossy = (
-        communication(LLAMA, HOST, config, runtime=replace(MEGATRON, network_efficiency=efficiency)).tp
+        communication(LLAMA, HOST, config, runtime=replace(MEGATRON, network_efficiency=efficiency))
         for efficiency in (1.0, 0.5)
     )
 
-    layer_s = found[Block.ATTENTION][0] + found[Block.DENSE_MLP][0]
+    attention_s, lossy_s = (exposed(each, LLAMA, "tp", "attention")[0] for each in (found, lossy))
+    layer_s = attention_s + exposed(found, LLAMA, "tp", "dense_mlp")[0]
     assert layer_s == pytest.approx(4 * all_reduce_s(2 * 2 * 4096 * 4096, link)[0])
-    assert found[Block.ATTENTION][0] < lossy[Block.ATTENTION][0] <= 2 * found[Block.ATTENTION][0]
+    assert attention_s < lossy_s <= 2 * attention_s
 
 
 def test_sequence_parallelism_sends_the_same_bytes_in_two_halves():
@@ -89,9 +102,9 @@ def test_sequence_parallelism_sends_the_same_bytes_in_two_halves():
     )
 
     half_s = gather_s + reduce_scatter_s(message, link)[0]
-    assert again.tp[Block.ATTENTION][0] == pytest.approx(2 * half_s + gather_s)
-    assert kept.tp[Block.ATTENTION][0] == pytest.approx(2 * half_s)
-    assert (again.collectives[Block.ATTENTION][0], kept.collectives[Block.ATTENTION][0]) == (5, 4)
+    assert exposed(again, LLAMA, "tp", "attention")[0] == pytest.approx(2 * half_s + gather_s)
+    assert exposed(kept, LLAMA, "tp", "attention")[0] == pytest.approx(2 * half_s)
+    assert [issued(each, LLAMA, "attention")[0] for each in (again, kept)] == [5, 4]
     assert half_s >= all_reduce_s(message, link)[0]
 
 
@@ -107,10 +120,13 @@ def test_full_recomputation_repeats_the_forward_collectives():
 
     found = communication(MIXTRAL, find_cluster("dgx-h100", hosts=8), *configs)
 
-    for seconds in (found.tp[Block.MOE_MLP], found.up, found.ep):
-        assert seconds[1] == pytest.approx(1.5 * seconds[0])
-    assert found.tp[Block.ATTENTION][1] == pytest.approx(7 / 5 * found.tp[Block.ATTENTION][0])
-    assert found.cp[1] == pytest.approx(4 / 3 * found.cp[0])
+    for part, block, ratio in (
+        *(("tp", "moe_mlp", 3 / 2), ("up", "attention", 3 / 2), ("ep", "moe_mlp", 3 / 2)),
+        *(("tp", "attention", 7 / 5), ("cp", "attention", 4 / 3)),
+    ):
+        none_s, full_s = exposed(found, MIXTRAL, part, block)
+        assert full_s == pytest.approx(ratio * none_s)
+        assert none_s > 0
 
 
 def test_ring_passes_keys_and_values_once_forward_and_twice_backward():
@@ -122,7 +138,7 @@ def test_ring_passes_keys_and_values_once_forward_and_twice_backward():
     block_bytes, link = 2 * 2 * 32768 / 8 * 8 * 128, place(HOST, grid_of(config)).cp
 
     narrow, wide = (
-        communication(LONG, HOST, config, runtime=replace(MEGATRON, fp32_ring_gradients=is_wide)).cp[0]
+        ring_s(communication(LONG, HOST, config, runtime=replace(MEGATRON, fp32_ring_gradients=is_wide)))
         for is_wide in (False, True)
     )
 
@@ -139,9 +155,12 @@ def test_selective_recomputation_of_the_core_repeats_its_exchanges(modules, repe
 
     found = communication(job, HOST, none, selective)
 
-    assert found.cp[1] == pytest.approx(found.cp[0] * (4 / 3 if repeats else 1))
-    assert found.up[1] == pytest.approx(found.up[0] * (3 / 2 if repeats else 1))
-    assert found.tp[Block.ATTENTION][1] == found.tp[Block.ATTENTION][0]
+    (ring, ring_again), (heads, heads_again), (tensor, tensor_again) = (
+        exposed(found, job, part, "attention") for part in ("cp", "up", "tp")
+    )
+    assert ring_again == pytest.approx(ring * (4 / 3 if repeats else 1))
+    assert heads_again == pytest.approx(heads * (3 / 2 if repeats else 1))
+    assert tensor_again == tensor
 
 
 def test_attention_hides_the_ring_where_the_runtime_overlaps_it():
@@ -149,7 +168,7 @@ def test_attention_hides_the_ring_where_the_runtime_overlaps_it():
     config = ParallelConfig(cp=8)
 
     def exposed_s(core_s, runtime=MEGATRON):
-        return communication(LONG, HOST, config, runtime=runtime, core_s=core_s).cp[0]
+        return ring_s(communication(LONG, HOST, config, runtime=runtime, core_s=core_s))
 
     bare_s = exposed_s(0.0)
     latency_s = 3 * 7 * send_recv_s(0.0, place(HOST, grid_of(config)).cp)[0]
@@ -168,10 +187,12 @@ def test_ulysses_exchanges_queries_keys_values_and_the_output(name, elements):
     """
     config = ParallelConfig(up=8)
 
-    found = communication(job_of(name), HOST, config)
+    job = job_of(name)
+
+    found = communication(job, HOST, config)
 
     sent_s = all_to_all_s(2 * 4096 / 8 * elements, place(HOST, grid_of(config)).up)[0]
-    assert found.up[0] == pytest.approx(2 * sent_s)
+    assert exposed(found, job, "up", "attention")[0] == pytest.approx(2 * sent_s)
 
 
 def test_experts_dispatch_and_combine_in_both_passes():
@@ -181,8 +202,9 @@ def test_experts_dispatch_and_combine_in_both_passes():
     found = communication(MIXTRAL, HOST, config)
 
     routed = 2 * 4096 * 4096 * 2
-    assert found.ep[0] == pytest.approx(4 * all_to_all_s(routed, place(HOST, grid_of(config)).ep)[0])
-    assert found.collectives[Block.MOE_MLP][0] == 4
+    expected_s = 4 * all_to_all_s(routed, place(HOST, grid_of(config)).ep)[0]
+    assert exposed(found, MIXTRAL, "ep", "moe_mlp")[0] == pytest.approx(expected_s)
+    assert issued(found, MIXTRAL, "moe_mlp")[0] == 4
 
 
 @given(cases())
@@ -212,7 +234,7 @@ def test_a_weight_gradient_hides_the_collective_beside_it():
     def exposed_s(**facts):
         runtime = replace(MEGATRON, **{"overlaps_tensor": False, "overlaps_tensor_gradients": False} | facts)
         found = communication(LLAMA, HOST, ParallelConfig(tp=8), runtime=runtime, weight_gradients_s=1.0)
-        return found.tp[Block.DENSE_MLP][0]
+        return exposed(found, LLAMA, "tp", "dense_mlp")[0]
 
     bare_s = exposed_s()
     assert exposed_s(overlaps_tensor_gradients=True) == pytest.approx(2 / 5 * bare_s)
@@ -225,8 +247,10 @@ def test_experts_without_tensor_parallelism_gather_nothing():
     configs = (ParallelConfig(tp=2, dp=4, ep=4), ParallelConfig(tp=2, dp=4, ep=8, expert_tp=1))
     found = communication(MIXTRAL, HOST, *configs)
 
-    assert found.tp[Block.MOE_MLP][0] > 0 == found.tp[Block.MOE_MLP][1]
-    assert found.ep[0] < found.ep[1] < 1.3 * found.ep[0]
+    tensor, no_tensor = exposed(found, MIXTRAL, "tp", "moe_mlp")
+    near, far = exposed(found, MIXTRAL, "ep", "moe_mlp")
+    assert tensor > 0 == no_tensor
+    assert near < far < 1.3 * near
 
 
 def test_a_token_is_sent_once_to_experts_that_stand_together():
@@ -235,9 +259,10 @@ def test_a_token_is_sent_once_to_experts_that_stand_together():
     config = ParallelConfig(dp=16, ep=16)
     hosts = find_cluster("dgx-h100", hosts=2)
     plain, distinct = (
-        communication(job, hosts, config, runtime=replace(MEGATRON, deduplicates_tokens=is_distinct)).ep[0]
+        communication(job, hosts, config, runtime=replace(MEGATRON, deduplicates_tokens=is_distinct))
         for is_distinct in (False, True)
     )
+    plain, distinct = (exposed(found, job, "ep", "moe_mlp")[0] for found in (plain, distinct))
 
     assert distinct == pytest.approx(plain * 2 * (1 - 0.5**8) / 8, rel=0.05)  # the latencies do not shrink
 

@@ -20,10 +20,9 @@ def test_kinds_of_stages_stand_for_all_stages(model, runtime, cluster, pp, vpp):
     """Sums, maxima and what comes before a stage are the same over kinds, with their counts, as over all stages."""
     assume(cluster.num_devices % pp == 0)
     layers = assign_layers(find_model(model), find_runtime(runtime), pp, vpp)
-    blocks = layers.blocks
-    stages = stage_kinds(blocks, layers.again, stage_devices(cluster, pp))
-    weights = np.arange(1.0, blocks.shape[1] + 1)
-    of_stage, of_kind = blocks @ weights, stages.blocks @ weights
+    stages = stage_kinds(layers, stage_devices(cluster, pp))
+    weights = np.arange(1.0, layers.held.shape[1] + 1)
+    of_stage, of_kind = layers.held @ weights, stages.pieces @ weights
     before_stage = np.cumsum(of_stage) - of_stage
 
     assert stages.count.sum() == pp

@@ -132,12 +132,8 @@ def test_memory_and_time_of_a_share_on_the_host_are_linear():
 
 def test_fragmentation_counts_unless_segments_grow():
     """Qwen3-32B with 64 sequences a micro-batch was out of memory on 96 GB (public report, torchtitan, tp 8)."""
-    dense = replace(
-        load_model("configs/models/qwen3-8b.json", Path()),
-        num_layers=64,
-        hidden_size=5120,
-        num_heads=64,
-        ffn_size=25600,
+    dense = load_model("configs/models/qwen3-8b.json", Path()).changed(
+        num_layers=64, hidden_size=5120, num_heads=64, ffn_size=25600
     )
     job = TrainingJob(model=dense, sequence_length=4096, global_batch_size=256, zero_stage=3, recompute="full")
     cluster = cluster_from_mapping({"device": "H100-96GB-HBM2e-500W", "hosts": 4}, Path())
@@ -156,7 +152,7 @@ def test_fragmentation_counts_unless_segments_grow():
 def test_gathered_tokens_cost_what_the_group_has():
     """An all-gather of ep ranks' tokens moves ep copies of a token, and an exchange top_k of them."""
     assert qwen3_step_s(dispatcher="allgather") != qwen3_step_s()
-    job = TrainingJob(model=replace(QWEN3, top_k=2), sequence_length=4096, global_batch_size=1024, zero_stage=1)
+    job = TrainingJob(model=QWEN3.changed(top_k=2), sequence_length=4096, global_batch_size=1024, zero_stage=1)
     grid = grid_of(ParallelConfig(dp=16, ep=16, mbs=1, zero_stage=1, expert_tp=1))
     gathered, exchanged = (
         estimate_step(setting(job, 2, {"dispatcher": kind}), grid).breakdown_s["ep"][0]
@@ -186,8 +182,8 @@ GPT_OSS = plain_model(
     top_k=4,
     expert_ffn_size=2880,
 )
-QWEN3_235B = replace(
-    QWEN3, name="qwen3-235b-a22b", num_layers=94, hidden_size=4096, num_heads=64, ffn_size=12288, expert_ffn_size=1536
+QWEN3_235B = QWEN3.changed(
+    name="qwen3-235b-a22b", num_layers=94, hidden_size=4096, num_heads=64, ffn_size=12288, expert_ffn_size=1536
 )
 DEEPSEEK = find_model("deepseek-v3")
 H100 = {"name": "dgx-h100"}

@@ -414,6 +414,6 @@ def test_a_tied_table_is_summed_between_the_ends():
         for job, config in ((HALF, PIPELINE), (tied, PIPELINE), (tied, ParallelConfig(tp=4, dp=4)))
     )
 
-    table_bytes = 2 * HALF.model.embedding_parameters
+    table_bytes = 2 * HALF.model.embedding.table
     assert second - first == pytest.approx(table_bytes / (0.8 * 0.3125e9), rel=0.01)
     assert alone == 0

@@ -14,6 +14,7 @@ from costmodels.step.memory.peak import LEAST_CHANCE, MEMORY_PARTS, estimate_mem
 from costmodels.step.pipeline.schedules import assign_layers
 from costmodels.step.placement import local_parameters
 from hardware.cluster_file import cluster_from_mapping, find_cluster
+from tests.support.settings.model_parts import num_moe_layers
 from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
 
 MEGATRON = find_runtime("megatron-core")
@@ -37,9 +38,9 @@ def part(name, job, cluster, *configs):
     return estimate(job, cluster, *configs, runtime=BARE).parts_bytes[name]
 
 
-def kept(job, *configs, runtime=MEGATRON):
-    """The activations that a layer keeps."""
-    return layer_activations(job, runtime, grid_of(*configs))
+def kept(job, *configs, runtime=MEGATRON, layer=0):
+    """The activations that one layer keeps [n]: the first, or another by its number."""
+    return layer_activations(job, runtime, grid_of(*configs)).kept[job.model.piece_of_layer[layer]]
 
 
 def state_bytes_per_parameter(config: ParallelConfig, **facts) -> float:
@@ -61,7 +62,7 @@ def test_activations_of_a_gpt_layer_are_34_sbh(mbs):
     """
     log_sum_exp = 4 * 2048 * mbs * 64
 
-    assert kept(GPT, ParallelConfig(mbs=mbs)).dense[0] == (34 - 2) * SBH * mbs + log_sum_exp
+    assert kept(GPT, ParallelConfig(mbs=mbs))[0] == (34 - 2) * SBH * mbs + log_sum_exp
 
 
 @pytest.mark.parametrize("t", [2, 8])
@@ -69,7 +70,7 @@ def test_tensor_parallelism_divides_part_of_the_activations_and_sequence_paralle
     """10 s b h + 24 s b h / t without, 34 s b h / t with sequence parallelism (equations 2 and 4), less the masks."""
     log_sum_exp = 4 * 2048 * 64 / t
 
-    with_sp, without = kept(GPT, ParallelConfig(tp=t), ParallelConfig(tp=t, sequence_parallel=False)).dense
+    with_sp, without = kept(GPT, ParallelConfig(tp=t), ParallelConfig(tp=t, sequence_parallel=False))
 
     assert with_sp == 32 * SBH / t + log_sum_exp
     assert without == (10 - 2) * SBH + 24 * SBH / t + log_sum_exp
@@ -80,7 +81,7 @@ def test_context_parallelism_divides_activations():
 
     Source of the second: transformer_engine context_parallel.py, attention with all-to-all.
     """
-    whole, ring, ulysses = kept(LLAMA, ParallelConfig(), ParallelConfig(cp=8), ParallelConfig(up=8)).dense
+    whole, ring, ulysses = kept(LLAMA, ParallelConfig(), ParallelConfig(cp=8), ParallelConfig(up=8))
 
     assert ring == whole / 8
     assert ulysses == whole / 8 + 2 * 4096 / 8 * 4096
@@ -90,12 +91,16 @@ def test_context_parallelism_divides_activations():
 def test_full_recomputation_keeps_the_layers_input_alone(name):
     """Kept: one hidden state. While a layer is recomputed: everything that it would have kept."""
     job = job_of(name)
-    none, selective, full = (kept(job, ParallelConfig(recompute=mode)) for mode in ("none", "selective", "full"))
+    modes = grid_of(*(ParallelConfig(recompute=mode) for mode in ("none", "selective", "full")))
+    found = layer_activations(job, MEGATRON, modes)
 
-    assert full.dense[0] == full.moe[0] == 2 * 4096 * job.model.hidden_size
-    assert (full.dense_working[0], full.moe_working[0]) == (none.dense[0], none.moe[0])
-    assert full.dense[0] < selective.dense[0] < none.dense[0]
-    assert none.dense_working[0] == 0
+    for layer in range(job.model.num_layers):
+        at = job.model.piece_of_layer[layer]
+        none, selective, full = found.kept[at]
+        assert full == 2 * 4096 * job.model.hidden_size
+        assert full < selective < none
+        assert found.working[at].tolist() == [0, none - selective, none]
+    assert (found.kept[~job.model.is_layer_piece] == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +115,7 @@ def test_selective_recomputation_drops_what_it_names(modules, dropped):
     """Of a dense layer: the MLP's inner values, the norms' outputs, attention's log-sum-exp (transformer_config.py)."""
     job = replace(LLAMA, recompute_modules=modules)
 
-    whole, selective = kept(job, ParallelConfig(), ParallelConfig(recompute="selective")).dense
+    whole, selective = kept(job, ParallelConfig(), ParallelConfig(recompute="selective"))
 
     assert whole - selective == dropped
 
@@ -120,7 +125,7 @@ def test_torchtitans_selective_recomputation_keeps_every_second_product():
 
     Source: torchtitan distributed/activation_checkpoint.py, SelectiveAC; llama3-8b, one sequence of 4,096 tokens.
     """
-    selective = kept(LLAMA, ParallelConfig(recompute="selective"), runtime=find_runtime("torchtitan")).dense[0]
+    selective = kept(LLAMA, ParallelConfig(recompute="selective"), runtime=find_runtime("torchtitan"))[0]
 
     assert selective == 4096 * (2 * (4096 + 4096 + 1024 + 4096 + 14336 + 4096) + 4 * 32)
 
@@ -141,7 +146,7 @@ def test_experts_and_latent_attention_can_be_recomputed():
 
     for module, dropped in expected.items():
         chosen = replace(job, recompute_modules=(module,))
-        whole, selective = kept(chosen, ParallelConfig(), ParallelConfig(recompute="selective")).moe
+        whole, selective = kept(chosen, ParallelConfig(), ParallelConfig(recompute="selective"), layer=-1)
         assert whole - selective == dropped, module
 
 
@@ -152,9 +157,7 @@ def test_unfused_attention_keeps_its_scores(dropout, times):
     Source: Korthikanti et al. 2022, section 4.1.
     """
     fused, unfused = (
-        kept(GPT, ParallelConfig(), runtime=replace(MEGATRON, attention_dropout=dropout, fused_attention=flash)).dense[
-            0
-        ]
+        kept(GPT, ParallelConfig(), runtime=replace(MEGATRON, attention_dropout=dropout, fused_attention=flash))[0]
         for flash in (True, False)
     )
 
@@ -166,8 +169,8 @@ def test_keys_and_experts_keep_what_each_has():
 
     A token visits top_k experts, and each keeps its input and inner values; its weight is applied to the latter.
     """
-    few, many = (kept(job_of(num_kv_heads=heads), ParallelConfig()).dense[0] for heads in (8, 32))
-    one, two = (kept(job_of("mixtral-8x7b", top_k=k), ParallelConfig()).moe[0] for k in (1, 2))
+    few, many = (kept(job_of(num_kv_heads=heads), ParallelConfig())[0] for heads in (8, 32))
+    one, two = (kept(job_of("mixtral-8x7b", top_k=k), ParallelConfig())[0] for k in (1, 2))
 
     assert many - few == 2 * 2 * 24 * 128 * 4096
     assert two - one == 2 * 4096 * (4096 + 14336 * 3)
@@ -227,25 +230,27 @@ def test_ranks_together_hold_the_model(name, pp, tp):
     model = find_model(name)
     tp = min(tp, model.plain.num_kv_heads)
 
-    local = local_parameters(job_of(name), grid_of(ParallelConfig(pp=pp, tp=tp)), blocks_of(model, pp))
+    local = local_parameters(job_of(name), grid_of(ParallelConfig(pp=pp, tp=tp)), pieces_of(model, pp))
 
-    copies = (tp - 1) * (model.num_layers * model.norm_parameters + model.num_moe_layers * model.router_parameters)
+    norms = model.plain.norms_per_layer * model.plain.norm_size
+    routers = num_moe_layers(model) * model.experts.router_parameters if model.is_moe else 0
+    copies = (tp - 1) * (model.num_layers * norms + routers)
     total = tp * (local.dense.sum() + local.expert.sum()) - copies
     assert total == pytest.approx(model.num_parameters, rel=1e-5)
 
 
-def blocks_of(model, pp):
-    """The layers of each stage."""
-    return assign_layers(model, MEGATRON, pp, 1).blocks
+def pieces_of(model, pp):
+    """The layers and ends of each stage."""
+    return assign_layers(model, MEGATRON, pp, 1).held
 
 
 def test_experts_are_divided_by_ep_and_tp():
     """8 experts on ep 4 leave 2 to a rank; what is no expert stays whole."""
-    model, blocks = MIXTRAL.model, blocks_of(MIXTRAL.model, 1)
-    whole, split = (local_parameters(MIXTRAL, grid_of(ParallelConfig(tp=2, dp=4, ep=ep)), blocks) for ep in (1, 4))
+    model, pieces = MIXTRAL.model, pieces_of(MIXTRAL.model, 1)
+    whole, split = (local_parameters(MIXTRAL, grid_of(ParallelConfig(tp=2, dp=4, ep=ep)), pieces) for ep in (1, 4))
 
     assert split.expert[0, 0] == whole.expert[0, 0] / 4
-    assert whole.expert[0, 0] == 32 * 8 * model.expert_parameters / 2
+    assert whole.expert[0, 0] == 32 * 8 * model.experts.expert_parameters / 2
     assert split.dense[0, 0] == whole.dense[0, 0]
 
 
@@ -264,7 +269,7 @@ def test_states_of_experts_are_sharded_over_their_own_replicas():
     assert alone == pytest.approx(dealt, rel=1e-12)
     assert of_shards == pytest.approx(4 * all_of_dp)
     assert spread == split
-    assert whole - split == pytest.approx(2 * MIXTRAL.model.expert_parameters * MIXTRAL.model.num_layers)
+    assert whole - split == pytest.approx(2 * MIXTRAL.model.experts.expert_parameters * MIXTRAL.model.num_layers)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -283,11 +288,11 @@ def test_a_tied_head_is_copied_to_the_last_stage():
     """One stage holds the table once; with more, the last holds a copy, as Megatron-LM does."""
     job = job_of("gpt-175b")
     one, two = (
-        local_parameters(job, grid_of(ParallelConfig(pp=pp)), blocks_of(job.model, pp)).dense.sum() for pp in (1, 2)
+        local_parameters(job, grid_of(ParallelConfig(pp=pp)), pieces_of(job.model, pp)).dense.sum() for pp in (1, 2)
     )
 
     assert job.model.tied_embeddings
-    assert two - one == job.model.embedding_parameters
+    assert two - one == job.model.embedding.table
 
 
 # The whole peak
@@ -376,7 +381,7 @@ def test_a_pass_ends_with_the_embeddings_gradient():
     found = estimate(job, HOST, ParallelConfig(pp=2, dp=4), runtime=runtime, stage="first")
     hidden = 2 * 16 * 4096
 
-    assert found.parts_bytes["buffers"][0] == runtime.workspace_bytes + hidden + 2 * job.model.embedding_parameters
+    assert found.parts_bytes["buffers"][0] == runtime.workspace_bytes + hidden + 2 * job.model.embedding.table
 
 
 # Published peaks

@@ -10,6 +10,7 @@ from costmodels.job.model_catalog import find_model, model_names
 from costmodels.job.runtime import find_runtime, runtime_names
 from costmodels.job.uneven_work import Assignment
 from costmodels.step.pipeline.schedules import assign_layers, chunk_of_layer, idle_time_s, of_round, stage_in_flight
+from tests.support.settings.model_parts import active_parameters_of, num_moe_layers, split_by_experts
 
 MEGATRON = find_runtime("megatron-core")
 NANOTRON = find_runtime("nanotron")
@@ -28,10 +29,16 @@ def test_stages_hold_exactly_the_models_layers(name, runtime, pp, vpp, padding):
 
     stages = assign_layers(model, replace(find_runtime(runtime), layer_padding=padding), pp, vpp)
 
-    assert len(stages.dense) == len(stages.moe) == pp
-    assert int(stages.moe.sum()) == model.num_moe_layers
-    assert int(stages.dense.sum()) == model.num_layers - model.num_moe_layers
-    assert min(stages.dense.min(), stages.moe.min()) >= 0
+    dense, moe = split_by_experts(model, stages.held)
+    assert len(dense) == len(moe) == pp
+    assert int(moe.sum()) == num_moe_layers(model)
+    assert int(dense.sum()) == model.num_layers - num_moe_layers(model)
+    assert min(dense.min(), moe.min()) >= 0
+    assert (stages.layers == dense + moe).all()
+    # the ends, and what predicts further tokens, are there once
+    assert stages.held[0, -2] == stages.held[:, -2].sum() == 1
+    assert stages.held[-1, -1] == stages.held[:, -1].sum() == 1
+    assert stages.held.sum() == model.num_layers + model.num_mtp_layers + 2
 
 
 def test_even_splits_and_their_no_op_layers():
@@ -42,12 +49,12 @@ def test_even_splits_and_their_no_op_layers():
     llama, qwen, padded = find_model("llama3-8b"), find_model("qwen2.5-7b"), replace(MEGATRON, layer_padding=8)
 
     for vpp in (1, 2, 8):
-        assert assign_layers(llama, MEGATRON, 4, vpp).dense.tolist() == [8, 8, 8, 8]
-    assert np.ptp(assign_layers(llama, MEGATRON, 6, 1).dense) <= 1
-    assert assign_layers(qwen, padded, 4, 1).dense.tolist() == [8, 8, 8, 4]
-    assert assign_layers(qwen, padded, 4, 2).dense.tolist() == [8, 8, 8, 4]
-    assert assign_layers(qwen, padded, 8, 4).dense.tolist() == [4, 4, 4, 4, 3, 3, 3, 3]
-    assert assign_layers(qwen, MEGATRON, 4, 1).dense.tolist() == [7, 7, 7, 7]
+        assert assign_layers(llama, MEGATRON, 4, vpp).layers.tolist() == [8, 8, 8, 8]
+    assert np.ptp(assign_layers(llama, MEGATRON, 6, 1).layers) <= 1
+    assert assign_layers(qwen, padded, 4, 1).layers.tolist() == [8, 8, 8, 4]
+    assert assign_layers(qwen, padded, 4, 2).layers.tolist() == [8, 8, 8, 4]
+    assert assign_layers(qwen, padded, 8, 4).layers.tolist() == [4, 4, 4, 4, 3, 3, 3, 3]
+    assert assign_layers(qwen, MEGATRON, 4, 1).layers.tolist() == [7, 7, 7, 7]
 
 
 @pytest.mark.parametrize(
@@ -64,19 +71,19 @@ def test_unequal_chunks_are_lighter_at_the_ends(num_layers, pp, vpp, held):
     """In Megatron-LM's layouts the first and the last chunk get fewer layers, for the embedding and the loss."""
     model = find_model("llama3-405b").changed(num_layers=num_layers)
 
-    assert assign_layers(model, MEGATRON, pp, vpp, by_chunk=True).dense.tolist() == held
+    assert assign_layers(model, MEGATRON, pp, vpp, by_chunk=True).layers.tolist() == held
 
 
 @given(st.integers(2, 130), st.integers(2, 16), st.integers(2, 20))
 def test_unequal_chunks_make_equal_stages(num_layers, pp, vpp):
     """No stage has two layers more than another, and no chunk is empty while layers suffice."""
     model = find_model("llama3-405b").changed(num_layers=max(num_layers, pp * vpp))
-    chunks = assign_layers(model, MEGATRON, pp, vpp, by_chunk=True).dense
+    chunks = assign_layers(model, MEGATRON, pp, vpp, by_chunk=True).layers
 
     assert chunks.sum() == model.num_layers
     assert chunks.min() >= 1
     assert np.ptp(chunks.reshape(vpp, pp).sum(axis=0)) <= 1
-    assert (assign_layers(model, MEGATRON, pp, vpp).dense == chunks.reshape(vpp, pp).sum(axis=0)).all()
+    assert (assign_layers(model, MEGATRON, pp, vpp).layers == chunks.reshape(vpp, pp).sum(axis=0)).all()
 
 
 def test_chunks_are_dealt_around_the_stages():
@@ -86,9 +93,8 @@ def test_chunks_are_dealt_around_the_stages():
     plain = assign_layers(model, MEGATRON, 3, 1)
     interleaved = assign_layers(model, MEGATRON, 3, 4)
 
-    assert plain.dense.tolist() == [3, 0, 0]
-    assert interleaved.dense.tolist() == [1, 1, 1]
-    assert interleaved.moe.tolist() == [3, 3, 3]
+    assert split_by_experts(model, plain.held)[0].tolist() == [3, 0, 0]
+    assert [held.tolist() for held in split_by_experts(model, interleaved.held)] == [[1, 1, 1], [3, 3, 3]]
 
 
 @given(st.sampled_from(model_names()), st.integers(1, 40))
@@ -97,19 +103,18 @@ def test_balanced_split_exceeds_no_share_by_more_than_a_layer(name, pp):
     model = find_model(name)
     pp = min(pp, model.num_layers)
     stages = assign_layers(model, NANOTRON, pp, 1)
-    layer_cost = [
-        model.moe_layer_active_parameters if model.plain.is_moe_layer(layer) else model.dense_layer_parameters
-        for layer in range(model.num_layers)
-    ]
+    layer_cost = list(map(active_parameters_of, model.layers))
     head_cost = model.hidden_size * model.vocab_size
     share = (sum(layer_cost) + head_cost) / pp
 
-    ends = np.cumsum(stages.dense + stages.moe)
+    ends = np.cumsum(stages.layers)
     for stage, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         if stage < pp - 1:  # the last one takes what is left
             assert sum(layer_cost[begin:end]) <= share + max(layer_cost)
     dense_then_moe = [model.plain.is_moe_layer(layer) for layer in range(model.num_layers)]
-    assert [sum(dense_then_moe[b:e]) for b, e in zip([0, *ends[:-1]], ends, strict=True)] == stages.moe.tolist()
+    assert [sum(dense_then_moe[b:e]) for b, e in zip([0, *ends[:-1]], ends, strict=True)] == split_by_experts(
+        model, stages.held
+    )[1].tolist()
 
 
 def test_balanced_split_leaves_the_head_room():
@@ -117,7 +122,7 @@ def test_balanced_split_leaves_the_head_room():
 
     A stage keeps the layer that takes it past its share: 8.6 layers make 9 (nanotron models/base.py).
     """
-    assert assign_layers(find_model("llama3-8b"), NANOTRON, 4, 1).dense.tolist() == [9, 9, 8, 6]
+    assert assign_layers(find_model("llama3-8b"), NANOTRON, 4, 1).layers.tolist() == [9, 9, 8, 6]
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(1, 1), (8, 1), (4, 5)])
@@ -172,17 +177,14 @@ def test_the_least_bottleneck_is_that_of_every_cut(name, pp):
     """No way to cut the first six layers and the head into contiguous stages has a smaller largest stage."""
     model = find_model(name).changed(num_layers=6)
     split = replace(MEGATRON, layer_split="least-bottleneck", layer_padding=1)
-    layers = [
-        model.moe_layer_active_parameters if model.plain.is_moe_layer(layer) else model.dense_layer_parameters
-        for layer in range(6)
-    ]
+    layers = list(map(active_parameters_of, model.layers))
     costs = np.array([*layers, model.hidden_size * model.vocab_size], dtype=np.float64)
 
     def largest(cuts):
         return max(part.sum() for part in np.split(costs, cuts))
 
     stages = assign_layers(model, split, pp, 1)
-    ends = np.cumsum(stages.dense + stages.moe)
+    ends = np.cumsum(stages.layers)
 
     assert ends[-1] == 6
     every = itertools.combinations(range(1, 7), pp - 1)
@@ -193,10 +195,10 @@ def test_assigned_layers_stand_where_they_are_assigned():
     """An assignment goes before the runtime's own cut."""
     model = find_model("llama3-8b")
 
-    assert assign_layers(model, MEGATRON, 3, 1, Assignment(layers=(10, 6, 16))).dense.tolist() == [10, 6, 16]
-    assert assign_layers(model, MEGATRON, 2, 2, Assignment(layers=(9, 7, 10, 6))).dense.tolist() == [19, 13]
+    assert assign_layers(model, MEGATRON, 3, 1, Assignment(layers=(10, 6, 16))).layers.tolist() == [10, 6, 16]
+    assert assign_layers(model, MEGATRON, 2, 2, Assignment(layers=(9, 7, 10, 6))).layers.tolist() == [19, 13]
     again = assign_layers(model, MEGATRON, 2, 2, Assignment(recomputed=(8, 1, 0, 2)))
-    assert again.dense_again.tolist() == [8, 3]
+    assert again.again.sum(axis=1).tolist() == [8, 3]
 
 
 def test_balanced_chunks_hold_every_layer():

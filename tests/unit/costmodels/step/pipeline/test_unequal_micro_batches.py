@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.sequences import Sequences
-from costmodels.operators.layer_operators import attention_core
+from costmodels.operators.layer_operators import core_operators
 from costmodels.simulator.leaders import simulated_times_s
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.memory.peak import estimate_memory
@@ -108,7 +108,7 @@ def test_attention_costs_what_counting_its_pairs_says(sequences):
     rows = packed_by_hand(sequences, ROWS, 3000, seed=3)
     pairs = np.mean([sum(length * (length + 1) / 2 for length in row) for row in rows])
     job = job_with(sequences)
-    forward = attention_core(job, MEGATRON, grid_of(ParallelConfig()))[0]
+    forward = core_operators(job, MEGATRON, grid_of(ParallelConfig()))[0]
     # two products over all pairs, each of two operations per element of a head
     expected = 2 * 2 * pairs * job.model.plain.num_heads * job.model.plain.head_dim
 
@@ -118,7 +118,7 @@ def test_attention_costs_what_counting_its_pairs_says(sequences):
 def test_padding_to_the_longest_costs_its_square():
     """Padded micro-batches cost the square of the expected longest sequence: E[max^2] for each of their rows."""
     job = job_with(replace(THREE, layout="padded"))
-    one, four = (attention_core(job, MEGATRON, grid_of(ParallelConfig(mbs=mbs)))[0].flop[0] for mbs in (1, 4))
+    one, four = (core_operators(job, MEGATRON, grid_of(ParallelConfig(mbs=mbs)))[0].flop[0] for mbs in (1, 4))
     longest = [THREE.mean_longest(np.array([mbs]), power=2)[0] for mbs in (1, 4)]
 
     assert four / one == pytest.approx(4 * longest[1] / longest[0])

@@ -12,7 +12,6 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import with_layers
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.layer_operators import Block
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import TensorKind
@@ -73,8 +72,8 @@ def sent(plan, number):
     found = Counter()
     for name, each in collectives_of(plan, number):
         phase = Phase.BACKWARD if each.op >= plan.graph.first_backward else Phase.FORWARD
-        block, axes = Block(name.split(".")[0]), [plan.mesh.names[axis] for axis in each.move.axes]
-        is_exchange = block == Block.MOE_MLP and each.move.kind == OpKind.ALL_TO_ALL
+        block, axes = name.split(".")[0], [plan.mesh.names[axis] for axis in each.move.axes]
+        is_exchange = block == "moe_mlp" and each.move.kind == OpKind.ALL_TO_ALL
         assert is_exchange or len(axes) == 1
         found[block, phase, each.move.kind, "ep" if is_exchange else axes[0]] += each.move.message_bytes
     return found
@@ -97,9 +96,9 @@ def told(model, layers, blocks, **degrees):
     sizes = asdict(config) | {"expert_tp": config.expert_tp or config.tp}
     found = Counter()
     for use in layer_uses(job, runtime, grid):
-        site, collective = use.site.split(".")[0], collectives[use.site]
-        if use.block in blocks and sizes[site] > 1 and use.count[0] > 0:
-            key = (use.block, use.phase, collective.kind, site.removeprefix("expert_"))
+        site, collective, block = use.site.split(".")[0], collectives[use.site], job.model.block_names[use.block]
+        if block in blocks and sizes[site] > 1 and use.count[0] > 0:
+            key = (block, use.phase, collective.kind, site.removeprefix("expert_"))
             found[key] += float((use.count * collective.wire_bytes)[0])
     return found
 
@@ -194,13 +193,13 @@ def test_the_cost_model_counts_what_the_plan_sends(model, degrees):
     plan = planned(model, **degrees)
     own, cp = sent(plan, 1), degrees.get("cp", 1)
     for (block, phase, kind, axis), message_bytes in list(own.items()):
-        if axis == "cp" and block == Block.ATTENTION:
+        if axis == "cp" and block == "attention":
             del own[block, phase, kind, axis]
             passes = 2 if phase == Phase.BACKWARD else 1
             own[block, phase, OpKind.SEND_RECV, axis] += passes * message_bytes * (cp - 1) / cp
-    if find_model(model).kv_lora_rank:
+    if find_model(model).plain.kv_lora_rank:
         for phase, kind in ((Phase.FORWARD, OpKind.ALL_GATHER), (Phase.BACKWARD, OpKind.REDUCE_SCATTER)):
-            own[Block.ATTENTION, phase, kind, "tp"] *= 7168 / (1536 + 512 + 64)
+            own["attention", phase, kind, "tp"] *= 7168 / (1536 + 512 + 64)
 
     expected = told(model, 2, {key[0] for key in own}, **degrees)
     assert len(own) >= 2

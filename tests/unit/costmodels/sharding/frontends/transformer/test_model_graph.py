@@ -11,12 +11,13 @@ from costmodels.job.model_catalog import find_model, model_names
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
-from costmodels.operators.layer_operators import Block, step_operators
+from costmodels.operators.layer_operators import step_operators
 from costmodels.sharding.frontends.transformer.experts import slots_per_expert
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import STATE, TensorKind
 from hardware.io.errors import ConfigError
 from tests.support.graphs.small_models import SMALL, small_job
+from tests.support.settings.model_parts import times_of_blocks
 from tests.support.settings.random_settings import grid_of
 
 RUNTIME = replace(find_runtime("megatron-core"), vocabulary_multiple=1)
@@ -51,16 +52,9 @@ def test_the_parameters_are_the_models(name):
 
 @pytest.mark.parametrize("name", model_names())
 def test_flops_are_the_cost_models(name):
-    """All operators together have the FLOPs that the cost model counts for its own."""
+    """All operators together have the FLOPs that the cost model counts for its own, prediction modules left out."""
     job = job_of(name)
-    model = job.model
-    counts = {
-        Block.ATTENTION: model.num_layers,
-        Block.DENSE_MLP: model.num_layers - model.num_moe_layers,
-        Block.MOE_MLP: model.num_moe_layers,
-        Block.EMBEDDING: 1,
-        Block.HEAD: 1,
-    }
+    counts = times_of_blocks(job.model, with_prediction=False)
     operators = step_operators(job, RUNTIME, grid_of(ParallelConfig()))
 
     flop = sum(op.flop for op in graph_of(name).ops)
