@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hardware.io.errors import ConfigError, shorten
 from hardware.io.secret_texts import HIDDEN, hide, hide_command, hide_words, is_secret, secret_words
+from trials.command.slurm.jobs import Tasks
 from tuner.capture.launchers import TRAINING
 from tuner.capture.record import Record, split_outputs
 from tuner.capture.run_script import Capture
@@ -104,7 +105,9 @@ def import_captured(captured: Capture, *, recipe: str = "") -> Imported:
         )
     if found.command is not None:
         # the text made here has a header of its own, also where there is no Slurm
-        found = replace(found, command=replace(found.command, slurm=_slurm(first.record, captured)))
+        found = replace(
+            found, command=replace(found.command, slurm=_slurm(first.record, captured, found.command.tasks))
+        )
     notes = [*found.notes]
     if others:
         notes.append(
@@ -227,10 +230,10 @@ def _srun(record: Record) -> tuple[str, ...]:
     return next((outer for outer in record.through if outer[0] == "srun"), ())
 
 
-def _slurm(record: Record, captured: Capture) -> SlurmOptions | None:
+def _slurm(record: Record, captured: Capture, tasks: Tasks) -> SlurmOptions | None:
     """Return the options of the command's job: those of the script's `#SBATCH` lines, of sbatch and of srun."""
     given = next((outer[1:] for outer in record.through if outer[0] == "sbatch"), ())
-    return slurm_options((*captured.header, *given), [Argument(text=word, line=0) for word in _srun(record)])
+    return slurm_options((*captured.header, *given), [Argument(text=word, line=0) for word in _srun(record)], tasks)
 
 
 def _allocation(record: Record) -> Allocation:
