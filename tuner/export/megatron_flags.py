@@ -196,6 +196,7 @@ _ALIKE: Mapping[str, str] = {
     "tensor": f"{TP} --model-parallel-size",
     "sequence": "--sequence-parallel --tp-comm-overlap --tp-comm-overlap-cfg",
     "experts": f"{EP} --moe-expert-parallel-size --moe-tp-extend-ep",
+    "dispatcher": "--moe-token-dispatcher-type --moe-flex-dispatcher-backend --moe-enable-deepep",
     "micro-batch": f"{MICRO} --batch-size",
     "sharding": "--use-megatron-fsdp --use-custom-fsdp --use-torch-fsdp2",
     "offload": "--optimizer-cpu-offload --optimizer-offload-fraction --overlap-cpu-optimizer-d2h-h2d",
