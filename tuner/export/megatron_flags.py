@@ -189,6 +189,7 @@ def names_in(program: Literal["nemo", "bridge", "nemo_1", "printed"]) -> dict[st
 
 _ALIKE: Mapping[str, str] = {
     "pipeline": f"{PP} --pipe-parallel-size {VPP} --num-layers-per-virtual-pipeline-stage {LAYOUT} --num-layer-list"
+    " --custom-pipeline-layers"
     " --decoder-first-pipeline-num-layers --decoder-last-pipeline-num-layers"
     " --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
     f" {OF_ROUND}",

@@ -117,11 +117,17 @@ def import_captured(captured: Capture, *, recipe: str = "") -> Imported:
         notes.append(f"the script was ended: {captured.stopped}")
     return replace(
         found,
-        open={name: re.sub(r" \(line \d+\)", "", why) for name, why in found.open.items()},
+        open={name: _without_line(why) for name, why in found.open.items()},
+        missing={key: _without_line(why) for key, why in found.missing.items()},
         unread=tuple(replace(one, line=None) for one in found.unread),
         doubts=tuple(replace(one, line=None) for one in found.doubts),
-        notes=tuple(notes),
+        notes=tuple(map(_without_line, notes)),
     )
+
+
+def _without_line(text: str) -> str:
+    """Return a text without lines, which would be those of the text made here, which the user never sees."""
+    return re.sub(r" \(line \d+\)", "", text)
 
 
 def _first_read(readings: Sequence[_Reading]) -> tuple[_Reading, Imported]:
@@ -136,10 +142,9 @@ def _first_read(readings: Sequence[_Reading]) -> tuple[_Reading, Imported]:
             return one, one.imported()
         except ConfigError as refusal:
             refusals.append(refusal)
-    # Lines would be those of the text made here, which the user never sees.
     error = refusals[0]
     key = re.sub(r"^line \d+: ", "", error.key) if error.key else None
-    raise ConfigError(error.rule, key=key, value=error.value, nearest=error.nearest)
+    raise ConfigError(_without_line(error.rule), key=key, value=error.value, nearest=error.nearest)
 
 
 def _reading(record: Record, captured: Capture, recipe: str) -> _Reading | None:

@@ -18,7 +18,7 @@ from tuner.imports.bash.texts import Argument
 from tuner.imports.imported import LaunchCommand
 from tuner.imports.session import is_of_session
 from tuner.imports.slurm_launch import slurm_options
-from tuner.imports.torchrun import Launch
+from tuner.imports.torchrun import ALL_DEVICES, Launch
 
 HOSTS, DEVICES, MEETING = (
     "a trial has the hosts of its configuration",
@@ -212,7 +212,7 @@ def _as_it_is(_flag: str, _value: Argument) -> None:
 def _of_torchrun(flag: str, value: Argument) -> tuple[str, str] | None:
     """Return the value of a flag of torchrun in a trial, with the reason; None for the script's own."""
     is_free = flag == "--rdzv-id" and not value.unknown
-    is_counted = flag == "--nproc-per-node" and value.text in ("gpu", "auto", "cpu")
+    is_counted = flag == "--nproc-per-node" and value.text in ALL_DEVICES
     return None if is_free or is_counted else _OF_TORCHRUN.get(flag)
 
 

@@ -309,6 +309,17 @@ def test_a_count_of_devices_that_is_empty_here_is_that_of_the_trial(imported, wo
     assert "--nnodes {num_hosts} " in given
 
 
+def test_no_line_of_the_text_made_here_is_told(imported):
+    """The captured command stands in no file of the user, so that a line would be another one."""
+    flags = f"{SIZES} {BATCH} --tensor-model-parallel-size 1 --tokenizer-type HuggingFaceTokenizer --optimizer muon"
+
+    found = imported(f"export A=1 B=2\ntorchrun pretrain_gpt.py {flags} --tokenizer-model a/b --my-flag 1\n")
+
+    told = [*found.missing.values(), *found.open.values(), *found.notes, *map(str, (*found.doubts, *found.unread))]
+    assert any("--tokenizer-type" in text for text in found.missing.values())
+    assert not [text for text in told if "line" in text]
+
+
 def test_a_word_longer_than_any_file_name_is_captured(imported):
     """Phi 3.5 has a list of 48 factors as the value of a flag."""
     factors = ",".join(f"1.{number:016}" for number in range(48))
