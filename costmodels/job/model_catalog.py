@@ -12,6 +12,7 @@ from pydantic import create_model
 
 from costmodels.job.decoder import Decoder
 from costmodels.job.hugging_face.reader import model_from_hugging_face
+from costmodels.job.listed_model import listed_model, lists_blocks
 from costmodels.job.model_spec import ModelSpec, plain_model
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
@@ -91,6 +92,8 @@ def read_model_file(path: Path) -> ModelSpec:
 
 
 def _model_from_yaml(mapping: Mapping[str, Any], *, name: str, file: str) -> ModelSpec:
+    if lists_blocks(mapping):
+        return listed_model(mapping, name=name, file=file)
     read = validate_mapping(_ModelFile, {"name": name, **mapping}, file=file)
     values = {key: getattr(read, key) for key in _ModelFile.model_fields}
     try:

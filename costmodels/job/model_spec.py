@@ -6,6 +6,7 @@ unsharded tensors, independent of bytes, devices and parallelism.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,16 +14,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodels.blocks.attention import Attention
 from costmodels.blocks.contract import AbstractBlock
 from costmodels.blocks.dense_mlp import DenseMlp
 from costmodels.blocks.embedding import Embedding
 from costmodels.blocks.experts import Experts
 from costmodels.blocks.head import Head
+from costmodels.blocks.latent_attention import LatentAttention
+from costmodels.blocks.mask import Mask
 from costmodels.blocks.operator import LAYER_FAMILIES, Family
 from costmodels.blocks.prediction_join import PredictionJoin
 from costmodels.job.decoder import Decoder
 from hardware.arrays import FloatArray, IntArray
 from hardware.io.errors import ConfigError
+
+_MASKED = (Attention, LatentAttention)
 
 Layer = tuple[AbstractBlock, ...]
 """Blocks of one layer, in the order in which they run."""
@@ -60,7 +66,7 @@ class ModelSpec:
         num_mtp_layers: Multi-token prediction modules, each with a layer like the last one (DeepSeek-V3, arXiv
             2412.19437, section 2.2).
         left_out: Parts of the model that are not priced, for notes.
-        decoder: Keys of the model if it is a plain decoder.
+        decoder: Keys of the model if it is a plain decoder, or would be one without the masks of its attention.
     """
 
     name: str
@@ -98,9 +104,27 @@ class ModelSpec:
             decoder=decoder,
         )
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether the keys of a plain decoder say all of the model."""
+        return self.decoder is not None and self.layers == self.decoder.layers()
+
+    @property
+    def masks(self) -> tuple[Mask, ...]:
+        """Mask of the attention of every layer of a decoder [L]."""
+        return tuple(next(block.mask for block in layer if isinstance(block, _MASKED)) for layer in self.layers)
+
+    def with_masks(self, masks: Sequence[Mask]) -> ModelSpec:
+        """Return a decoder whose layers have these masks [L]."""
+        layers = [
+            tuple(replace(block, mask=mask) if isinstance(block, _MASKED) else block for block in layer)
+            for layer, mask in zip(self.layers, masks, strict=True)
+        ]
+        return replace(self, layers=tuple(layers))
+
     @property
     def plain(self) -> Decoder:
-        """Keys of the plain decoder.
+        """Keys of the plain decoder; those of a model with windows are as if it had none.
 
         Raises:
             ConfigError: the model has blocks that a plain decoder has not.
@@ -115,7 +139,8 @@ class ModelSpec:
         return self.decoder
 
     def changed(self, **keys: Any) -> ModelSpec:
-        """Return the model with other keys of a plain decoder."""
+        """Return the model with other keys of a plain decoder, which it has to be."""
+        assert self.is_plain, "masks would be lost"
         return ModelSpec.of(replace(self.plain, **keys))
 
     def __hash__(self) -> int:
@@ -157,6 +182,14 @@ class ModelSpec:
             seen[label] = seen.get(label, 0) + 1
             names[at] = label if seen[label] == 1 else f"{label}_{seen[label]}"
         return tuple(names[at] for at in range(len(self.blocks)))
+
+    @cached_property
+    def planned_names(self) -> tuple[str, ...]:
+        """Names under which plans know the blocks [B], by their families; empty for prediction modules' own."""
+        known = {Family.MIXER: "attention", Family.MLP: "dense_mlp", Family.EXPERTS: "moe_mlp"}
+        in_layers = {block for layer in self.layers for block in layer}
+        ends = {self.embedding: "embedding", self.head: "head"}
+        return tuple(known[block.family] if block in in_layers else ends.get(block, "") for block in self.blocks)
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:

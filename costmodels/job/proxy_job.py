@@ -37,9 +37,9 @@ class Reduction:
 
 def least_layers(model: ModelSpec) -> int:
     """Return the smallest number of layers that includes every kind of layer of the model."""
-    if model.decoder is not None:
-        period = model.decoder.moe_layer_period
-        return max(period, 2) if model.decoder.num_dense_layers else period
+    if model.is_plain:
+        period = model.plain.moe_layer_period
+        return max(period, 2) if model.plain.num_dense_layers else period
     kinds = len(np.unique(model.piece_of_layer))
     sampled = (model.piece_of_layer[_sample(model.num_layers, layers)] for layers in range(1, model.num_layers + 1))
     return next(len(pieces) for pieces in sampled if len(np.unique(pieces)) == kinds)
@@ -58,9 +58,12 @@ def with_layers(model: ModelSpec, layers: int) -> ModelSpec:
     name = f"{model.name} of {layers} layer{'s' if layers > 1 else ''}"
     if model.decoder is None:
         return replace(model, name=name, layers=tuple(model.layers[at] for at in _sample(model.num_layers, layers)))
-    return model.changed(
-        name=name, num_layers=layers, num_dense_layers=min(model.decoder.num_dense_layers, layers // 2)
-    )
+    dense = min(model.decoder.num_dense_layers, layers // 2)
+    decoder = ModelSpec.of(replace(model.decoder, name=name, num_layers=layers, num_dense_layers=dense))
+    if model.is_plain:
+        return decoder
+    masks = model.masks
+    return decoder.with_masks([masks[at] for at in _sample(model.num_layers, layers)])
 
 
 def _sample(num_layers: int, layers: int) -> IntArray:

@@ -224,13 +224,13 @@ class _Builder:
                 seconds=seconds / self.runtime.network_efficiency,
                 link=self.links[part],
             )
-            for part, seconds in added_s(self.change, self.model.block_names[block], phase).items()
+            for part, seconds in added_s(self.change, self.model.planned_names[block], phase).items()
             if seconds > 0
         )
         return (*self._scale_by_plan(program, block, phase), Segment(traffic=added))
 
     def _scale_by_plan(self, program: Program, block: int, phase: Phase) -> Program:
-        change, name = self.change, self.model.block_names[block]
+        change, name = self.change, self.model.planned_names[block]
         if change is None:
             return program
         return tuple(
@@ -389,7 +389,7 @@ class _Builder:
         exchanges: tuple[Work, ...] = ()
         for block in blocks:
             if self.sites[block].exchanges.routed is not None:
-                ratio = exposed_ratio(self.change, self.model.block_names[block], "ep") if self.change else 1.0
+                ratio = exposed_ratio(self.change, self.model.planned_names[block], "ep") if self.change else 1.0
                 exchanges += tuple(
                     work for site in self._exchange_sites(block) for work in self._calls(site, passes * ratio)
                 )

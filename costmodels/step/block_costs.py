@@ -184,7 +184,7 @@ def _apply_layer_changes(
     changed = {field.name: getattr(costs, field.name).copy() for field in fields(costs)}
     is_full = shapes.recompute == RECOMPUTE_MODES.index("full")
     # Full recomputation repeats the blocks of layers, but not the embedding and the head.
-    in_layer, names = model.is_layer_block, model.block_names
+    in_layer, names = model.is_layer_block, model.planned_names
     for row, change in found:
         # The backward time holds the repeated forward pass too. It is scaled by the backward ratio first, and the
         # difference between the ratios corrects the repeated part.

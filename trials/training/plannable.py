@@ -19,7 +19,11 @@ def check_plannable(job: TrainingJob, *, backend: str, nearest: str, precisions:
         ConfigError: The backend lacks a part of the model, or the job's precision.
     """
     model = job.model.plain
-    missing = {"latent attention": model.uses_mla, "heads of an odd size": model.head_dim % 2 == 1}
+    missing = {
+        "windows of attention": not job.model.is_plain,
+        "latent attention": model.uses_mla,
+        "heads of an odd size": model.head_dim % 2 == 1,
+    }
     for part, has in missing.items():
         if has:
             raise ConfigError(

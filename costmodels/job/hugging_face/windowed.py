@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from costmodels.blocks.attention import Attention
 from costmodels.blocks.mask import Mask
 from costmodels.job.hugging_face.config import Config
 from costmodels.job.hugging_face.rows import FULL, SLIDING, attention, layer_types, mlp, model, windows
 from costmodels.job.model_spec import ModelSpec
 
 
-def with_masks(spec: ModelSpec, masks: Sequence[Mask]) -> ModelSpec:
-    """Return a model whose layers have these masks; it stays a plain decoder where none has a window."""
-    if not any(mask.window or mask.chunk for mask in masks):
-        return spec
-    layers = [
-        tuple(replace(block, mask=mask) if isinstance(block, Attention) else block for block in layer)
-        for layer, mask in zip(spec.layers, masks, strict=True)
-    ]
-    return replace(spec, layers=tuple(layers), decoder=None)
-
-
 def with_window(config: Config, spec: ModelSpec, *, default: int = 0) -> ModelSpec:
     """Return a model with the same window in all layers; `default` is that of a missing key, null means none."""
     is_there = "sliding_window" in config.mapping
     window = config.count("sliding_window", default=0 if is_there else default, minimum=0)
-    return with_masks(spec, [Mask(window=window)] * spec.num_layers)
+    return spec.with_masks([Mask(window=window)] * spec.num_layers)
 
 
 def with_upper_windows(config: Config, spec: ModelSpec) -> ModelSpec:
@@ -39,7 +26,7 @@ def with_upper_windows(config: Config, spec: ModelSpec) -> ModelSpec:
         return spec
     own = [SLIDING if at >= first else FULL for at in range(spec.num_layers)]
     kinds = layer_types(config, own)
-    return with_masks(spec, [Mask(window=window if kind == SLIDING else 0) for kind in kinds])
+    return spec.with_masks([Mask(window=window if kind == SLIDING else 0) for kind in kinds])
 
 
 def with_pattern(config: Config, spec: ModelSpec, *, default: int, window: int = 4096) -> ModelSpec:
@@ -47,7 +34,7 @@ def with_pattern(config: Config, spec: ModelSpec, *, default: int, window: int =
     period = config.count("sliding_window_pattern", default=config.value("_sliding_window_pattern", default=default))
     kinds = layer_types(config, [FULL if (at + 1) % period == 0 else SLIDING for at in range(spec.num_layers)])
     size = config.count("sliding_window", default=window, minimum=0)
-    return with_masks(spec, [Mask(window=size if kind == SLIDING else 0) for kind in kinds])
+    return spec.with_masks([Mask(window=size if kind == SLIDING else 0) for kind in kinds])
 
 
 def olmo(config: Config, name: str) -> ModelSpec:

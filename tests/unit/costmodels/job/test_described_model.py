@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from costmodels.blocks.mask import Mask
 from costmodels.job.described_model import describe_model, described_model
 from costmodels.job.model_catalog import find_model, model_names
 from hardware.io.errors import ConfigError
@@ -15,9 +16,12 @@ def through_json(model):
     return json.loads(json.dumps(describe_model(model)))
 
 
-@pytest.mark.parametrize("model", [*map(find_model, model_names()), MIXED], ids=lambda model: model.name)
+WINDOWED = find_model("llama3-8b").with_masks([Mask(window=1024 * (layer % 2)) for layer in range(32)])
+
+
+@pytest.mark.parametrize("model", [*map(find_model, model_names()), WINDOWED, MIXED], ids=lambda model: model.name)
 def test_a_described_model_is_the_model(model):
-    """Every model of the catalog and one of many kinds of blocks come back from JSON as they were."""
+    """Every model of the catalog, one with windows and one of many kinds of blocks come back from JSON as they were."""
     assert described_model(through_json(model)) == model
 
 

@@ -1,0 +1,145 @@
+"""Read a model whose file lists its blocks.
+
+    hidden_size: 2048
+    vocab_size: 151936
+    tied_embeddings: false
+    norm: rms
+    num_layers: 48
+    blocks:
+      near: {kind: attention, num_heads: 16, num_kv_heads: 2, head_dim: 128, mask: {window: 1024}}
+      far: {kind: attention, num_heads: 16, num_kv_heads: 2, head_dim: 128}
+      mlp: {kind: dense_mlp, ffn_size: 5120, gated: true}
+    layers: [[near, mlp], [near, mlp], [near, mlp], [far, mlp]]
+
+The layers are repeated until there are num_layers of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from functools import cache
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import Field, create_model
+
+from costmodels.blocks.contract import AbstractBlock
+from costmodels.blocks.embedding import Embedding
+from costmodels.blocks.head import Head
+from costmodels.blocks.mask import Mask
+from costmodels.blocks.registry import block_kinds
+from costmodels.job.decoder import MAX_COUNT, MAX_LAYERS, Norm
+from costmodels.job.model_spec import ModelSpec
+from hardware.io.config_file import StrictModel, validate_mapping
+from hardware.io.errors import ConfigError, did_you_mean
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+NotNegative = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+
+_ENDS = ("embedding", "head", "prediction_join")
+"""Kinds of blocks that the file's other keys make."""
+
+_OF_THE_MODEL = ("hidden_size", "norm_size")
+"""Sizes of a block that the model gives."""
+
+
+class _Mask(StrictModel):
+    causal: bool = True
+    window: NotNegative = 0
+    chunk: NotNegative = 0
+
+
+class _ListedModel(StrictModel):
+    name: str
+    source: str = "its file"
+    assumed: list[str] = Field(default_factory=list)
+    hidden_size: Count
+    vocab_size: Count
+    tied_embeddings: bool
+    learned_positions: NotNegative = 0
+    norm: Norm
+    num_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+    num_mtp_layers: NotNegative = 0
+    blocks: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
+    layers: Annotated[list[Annotated[list[str], Field(min_length=1)]], Field(min_length=1)]
+
+
+def lists_blocks(mapping: Mapping[str, Any]) -> bool:
+    """Return whether the keys of a model file list blocks."""
+    return "blocks" in mapping
+
+
+def listed_model(mapping: Mapping[str, Any], *, name: str, file: str) -> ModelSpec:
+    """Return the model whose file lists its blocks.
+
+    Raises:
+        ConfigError: a key is unknown or missing, a size is no count, or a layer names no block.
+    """
+    read = validate_mapping(_ListedModel, {"name": name, **mapping}, file=file)
+    norm_size = read.hidden_size * (2 if read.norm == "layer" else 1)
+    blocks = {
+        key: _block(key, values, hidden_size=read.hidden_size, norm_size=norm_size, file=file)
+        for key, values in read.blocks.items()
+    }
+    for at, layer in enumerate(read.layers):
+        for key in layer:
+            if key not in blocks:
+                nearest = did_you_mean(key, blocks)
+                raise ConfigError("names no block", file=file, key=f"layers[{at}]", value=key, nearest=nearest)
+    rows = [tuple(blocks[key] for key in layer) for layer in read.layers]
+    return ModelSpec(
+        name=read.name,
+        source=read.source,
+        assumed=tuple(read.assumed),
+        hidden_size=read.hidden_size,
+        tied_embeddings=read.tied_embeddings,
+        norm=read.norm,
+        layers=tuple(rows[at % len(rows)] for at in range(read.num_layers)),
+        embedding=Embedding(
+            hidden_size=read.hidden_size, vocab_size=read.vocab_size, learned_positions=read.learned_positions
+        ),
+        head=Head(
+            hidden_size=read.hidden_size,
+            vocab_size=read.vocab_size,
+            has_table=not read.tied_embeddings,
+            norm_size=norm_size,
+        ),
+        num_mtp_layers=read.num_mtp_layers,
+    )
+
+
+def _block(key: str, values: Mapping[str, Any], *, hidden_size: int, norm_size: int, file: str) -> AbstractBlock:
+    known = {name: own for name, own in block_kinds().items() if name not in _ENDS}
+    kind = values.get("kind")
+    if kind not in known:
+        rule = "is no kind of block of a layer" if "kind" in values else "is required and missing"
+        nearest = did_you_mean(str(kind), known)
+        raise ConfigError(rule, file=file, key=f"blocks.{key}.kind", value=kind, nearest=nearest)
+    own = {name: value for name, value in values.items() if name != "kind"}
+    try:
+        read = validate_mapping(_keys_of(kind), own, file=file)
+    except ConfigError as error:
+        raise error.under(f"blocks.{key}") from None
+    sizes = {name: getattr(read, name) for name in type(read).model_fields}
+    if "mask" in sizes:
+        sizes["mask"] = Mask(**sizes["mask"].model_dump())
+    return known[kind](**sizes, hidden_size=hidden_size, norm_size=norm_size)
+
+
+@cache
+def _keys_of(kind: str) -> type[StrictModel]:
+    """Return the keys of one kind of block."""
+    block = block_kinds()[kind]
+    types, keys = get_type_hints(block), dict[str, Any]()
+    for field in fields(block):  # type: ignore[arg-type] # every kind is a dataclass of its sizes
+        if field.name in _OF_THE_MODEL:
+            continue
+        if field.name == "mask":
+            keys["mask"] = (_Mask, Field(default_factory=_Mask))
+            continue
+        is_required = field.default is MISSING
+        kind_of = types[field.name]
+        if kind_of is int:
+            kind_of = Count if is_required else NotNegative
+        keys[field.name] = (kind_of, ... if is_required else field.default)
+    return create_model(f"_{block.__name__}", __base__=StrictModel, **keys)
