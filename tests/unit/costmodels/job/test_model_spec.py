@@ -28,9 +28,10 @@ NAMES = [
     "qwen2.5-7b",
 ]
 
-# Parameters of the published checkpoints.
+# Parameters of the published checkpoints; of DeepSeek-V3 without the bias that balances the experts of 58 layers, 256
+# numbers each, which no gradient trains (a buffer in transformers' modeling_deepseek_v3.py).
 EXACT_PARAMETERS = {
-    "deepseek-v3": 671_026_419_200,
+    "deepseek-v3": 671_026_419_200 - 58 * 256,
     "llama-13b": 13_015_864_320,
     "llama-7b": 6_738_415_616,
     "llama2-13b": 13_015_864_320,
