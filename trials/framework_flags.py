@@ -18,10 +18,12 @@ class Flags:
     Attributes:
         arguments: Command-line arguments of the framework, one text each.
         environment: Environment variables that the framework needs; None removes a variable.
+        refused: Further flags that the framework refuses with this configuration.
     """
 
     arguments: tuple[str, ...] = ()
     environment: tuple[tuple[str, str | None], ...] = ()
+    refused: frozenset[str] = frozenset()
 
 
 WriteFlags = Callable[[ParallelConfig], Flags]

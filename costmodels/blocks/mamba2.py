@@ -26,7 +26,8 @@ class Mamba2(RecurrentMixer):
         state_size: Size of the state of one channel.
         conv_size: Tokens that the convolution sees.
         conv_bias: Whether the convolution has a bias.
-        proj_bias: Whether the products have biases.
+        proj_bias: Whether the first product has a bias.
+        output_bias: Whether the last product has a bias.
         has_norm: Whether the result is normalised under its gate.
         chunk: Tokens of a chunk.
     """

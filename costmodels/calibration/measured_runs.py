@@ -21,6 +21,7 @@ from pathlib import Path
 
 from costmodels.calibration.measured_model import model_of
 from costmodels.calibration.stated_setup import NOTHING, STATED_COLUMNS, StatedSetup, parse_stated
+from costmodels.job.model_catalog import read_model_file
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, RECOMPUTE_MODES, ParallelConfig, Value
 from costmodels.job.training_job import RECOMPUTE_MODULES
@@ -39,8 +40,9 @@ COLUMNS = (
     *(*RESULTS, "notes"),
 )
 
-OPTIONAL_COLUMNS = ("offload", *STATED_COLUMNS)
-"""Columns that a file may have too; an empty `offload` is none."""
+OPTIONAL_COLUMNS = ("architecture", "offload", *STATED_COLUMNS)
+"""Columns that a file may have too. `architecture` is the path of a model's file from the folder of the CSV, and stands
+in place of the columns of sizes. An empty `offload` is none."""
 
 RECOMPUTE_NOT_STATED = "recomputation not stated"
 """Reason to skip a row that is whole but for this."""
@@ -70,6 +72,7 @@ class MeasuredRun:
         source: Publisher of the run.
         place: Position of the row as `file.csv:line`.
         stated: Runtime, network and kernels as far as the row states them.
+        architecture: Path of the model's file as the row writes it; empty if the columns state the model.
     """
 
     model: ModelSpec
@@ -87,6 +90,7 @@ class MeasuredRun:
     source: str
     place: str
     stated: StatedSetup = NOTHING
+    architecture: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,7 +298,8 @@ def _read_usable(
 
 def _nothing_usable(skipped: Counter[str], place: str) -> ConfigError:
     rule = f"matches {skipped.total()} rows, none of which has a complete and consistent configuration"
-    return ConfigError(rule, key="where", file=place)
+    reasons = "; ".join(f"{count} rows: {reason}" for reason, count in skipped.most_common(3))
+    return ConfigError(rule, key="where", nearest=reasons, file=place)
 
 
 def _read_matching(
@@ -433,17 +438,7 @@ def _parse_run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
         raise _UnusableRow("degrees don't multiply to the devices")
     if batch % (config.dp * config.mbs):
         raise _UnusableRow("dp*mbs doesn't divide the batch")
-    # the architecture has its own module, since much of it is read from remarks
-    sizes = {column: row.count(column) for column in SIZE_COLUMNS}
-    is_tied = tied.get((row.cells["source"], row.cells["model"]), False)
-    try:
-        model = model_of(
-            row.cells["model"], row.cells["source"], sizes, row.cells["notes"], sequence_length, is_tied=is_tied
-        )
-    except ConfigError as error:
-        raise _UnusableRow(f"impossible architecture: {error}") from None
-    if model is None:
-        raise _UnusableRow("incomplete architecture")
+    model = _model_in(row, sequence_length, tied)
     layers = find_stated_layers(row.cells["notes"], model.num_layers, config.pp) if config.vpp == 1 else ()
     config = replace(config, assignment=Assignment(layers=layers))
     step_time_s, tokens_per_s = row.number("step_seconds"), row.number("tokens_per_s_per_device")
@@ -469,7 +464,37 @@ def _parse_run(row: _Row, tied: Mapping[tuple[str, str], bool]) -> MeasuredRun:
         source=row.cells["source"],
         place=f"{Path(row.file).name}:{row.line}",
         stated=stated,
+        architecture=row.cells["architecture"],
     )
+
+
+def _model_in(row: _Row, sequence_length: int, tied: Mapping[tuple[str, str], bool]) -> ModelSpec:
+    """Return the row's model, from the file that it names, or else from its sizes and remarks.
+
+    Raises:
+        ConfigError: the row names a file that is not there.
+        _UnusableRow: the model cannot be read, or a size is missing or impossible.
+    """
+    name = row.cells["model"]
+    if row.cells["architecture"]:
+        path = Path(row.file).parent / row.cells["architecture"]
+        if not path.is_file():
+            raise ConfigError("no such file", key="architecture", value=row.cells["architecture"], file=row.place)
+        try:
+            return replace(read_model_file(path), name=name)
+        except ConfigError as error:
+            rule = f"{error.key}: {error.value} {error.rule}"
+            raise _UnusableRow(f"no reader for {path.name}: {rule}") from None
+    # the architecture of columns and remarks has its own module
+    sizes = {column: row.count(column) for column in SIZE_COLUMNS}
+    is_tied = tied.get((row.cells["source"], name), False)
+    try:
+        model = model_of(name, row.cells["source"], sizes, row.cells["notes"], sequence_length, is_tied=is_tied)
+    except ConfigError as error:
+        raise _UnusableRow(f"impossible architecture: {error}") from None
+    if model is None:
+        raise _UnusableRow("incomplete architecture")
+    return model
 
 
 class _UnusableRow(Exception):  # noqa: N818 # a reason to skip a row, no error

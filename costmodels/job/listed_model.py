@@ -36,10 +36,10 @@ from hardware.io.errors import ConfigError, did_you_mean
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 NotNegative = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
-_ENDS = ("embedding", "head", "prediction_join")
+ENDS = ("embedding", "head", "prediction_join")
 """Kinds of blocks that the file's other keys make."""
 
-_OF_THE_MODEL = ("hidden_size", "norm_size")
+OF_THE_MODEL = ("hidden_size", "norm_size")
 """Sizes of a block that the model gives."""
 
 
@@ -109,7 +109,7 @@ def listed_model(mapping: Mapping[str, Any], *, name: str, file: str) -> ModelSp
 
 
 def _block(key: str, values: Mapping[str, Any], *, hidden_size: int, norm_size: int, file: str) -> AbstractBlock:
-    known = {name: own for name, own in block_kinds().items() if name not in _ENDS}
+    known = {name: own for name, own in block_kinds().items() if name not in ENDS}
     kind = values.get("kind")
     if kind not in known:
         rule = "is no kind of block of a layer" if "kind" in values else "is required and missing"
@@ -132,7 +132,7 @@ def _keys_of(kind: str) -> type[StrictModel]:
     block = block_kinds()[kind]
     types, keys = get_type_hints(block), dict[str, Any]()
     for field in fields(block):  # type: ignore[arg-type] # every kind is a dataclass of its sizes
-        if field.name in _OF_THE_MODEL:
+        if field.name in OF_THE_MODEL:
             continue
         if field.name == "mask":
             keys["mask"] = (_Mask, Field(default_factory=_Mask))

@@ -9,6 +9,7 @@ from pathlib import Path
 from docs.site.commands import command_reference
 from docs.site.facts import fact_tables
 from docs.site.known_knobs import knob_tables
+from docs.site.models import model_tables
 from docs.site.placement_file import operator_tables, placement_tables
 from docs.site.price_file import price_tables
 from docs.site.regions import filled
@@ -26,6 +27,7 @@ PAGES: Mapping[Path, Callable[[], Mapping[str, str]]] = {
     DOCS / "costs.md": price_tables,
     DOCS / "facts.md": fact_tables,
     DOCS / "known-knobs.md": knob_tables,
+    DOCS / "models.md": model_tables,
 }
 """Function that generates the regions of each page, by name of the region."""
 

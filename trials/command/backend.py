@@ -241,7 +241,9 @@ class CommandBackend(UserCommand, AbstractRankBackend):
             own = words if takes_knobs else [*knob_words(self.knobs, config), *words]
             return self.arguments, tuple(own), (*flags.environment, *self.environment)
         now = without_knob_flags(self.said.arguments, self.knobs, config)
-        arguments = exchange_words(self.arguments, _escaped(now), _escaped(words), self.rules)
+        arguments = exchange_words(
+            self.arguments, _escaped(now), _escaped(words), self.rules, flags.refused - self.said.refused
+        )
         if not takes_knobs:
             today = replace(config, knobs=tuple(today_of(self.knobs).items()))
             now, then = (_escaped(knob_words(self.knobs, one)) for one in (today, config))

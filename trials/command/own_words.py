@@ -8,7 +8,7 @@ trial of today's configuration starts exactly the command.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trials.framework_flags import WordRules
@@ -64,7 +64,9 @@ def flag_of(word: str) -> str:
     return ""
 
 
-def exchange_words(words: Sequence[str], now: Sequence[str], then: Sequence[str], rules: WordRules) -> list[str]:
+def exchange_words(
+    words: Sequence[str], now: Sequence[str], then: Sequence[str], rules: WordRules, refused: Collection[str] = ()
+) -> list[str]:
     """Return a command with the flags in which two configurations differ exchanged, each where it stands.
 
     Flags of one group are exchanged together: `--num-layers-per-virtual-pipeline-stage` goes where a pipeline layout
@@ -75,8 +77,9 @@ def exchange_words(words: Sequence[str], now: Sequence[str], then: Sequence[str]
         now: Flags of the configuration that the command says.
         then: Flags of the wanted one, as the same exporter writes them.
         rules: Groups of flags, and those that are never added or removed.
+        refused: Flags of the command that the wanted configuration cannot have.
     """
-    found = segments_of(words)
+    found = [segment for segment in segments_of(words) if segment.name not in refused]
     old, new = _by_group(segments_of(now), rules), _by_group(segments_of(then), rules)
     for group in dict.fromkeys((*old, *new)):
         before, after = old.get(group, ()), new.get(group, ())

@@ -38,6 +38,13 @@ ANY = "meshtune-any-command"
 """Stand-in for every name that the machine does not know."""
 
 _SHELLS = ("bash", "sh", "zsh", "env")
+_TAKE_NAMES = (
+    *("-n", "--name", "-p", "--prefix", "-w", "--workdir", "-D", "--chdir", "--pwd", "-J", "--job-name", "--hostname"),
+    *("--container-name", "--container-image", "--container-workdir", "--project", "--directory"),
+)
+"""Options of launchers with a name or a folder behind them, which people call after what they train with."""
+_SUBCOMMANDS = {"megatron": ("sft", "pt", "rlhf", "export"), "nemo": ("llm", "vlm", "experiment")}
+"""Words without which these are no programs: they name packages, images and folders too."""
 _MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "horovodrun")
 _CONTAINERS = {
     "docker": ("run", "exec"),
@@ -78,8 +85,8 @@ def is_program(words: Sequence[str]) -> bool:
 def inner_command(words: Sequence[str]) -> tuple[str, ...]:
     """Return the command that a launcher or a container starts, or nothing if it starts none that is known.
 
-    It begins at the first word that is a shell, a script or a program with a stand-in. No list of a launcher's options
-    is needed, because none of them takes such a word as its value.
+    It begins at the first word that is a shell, a script or a program with a stand-in. A launcher's options need no
+    further list: those that take a name or a folder are known, and values of others are no such words.
     """
     name = base_name(words[0])
     if name == "sbatch":
@@ -88,10 +95,14 @@ def inner_command(words: Sequence[str]) -> tuple[str, ...]:
         return ()
     for at, word in enumerate(words[1:], 1):
         inner = base_name(word)
-        if inner.endswith((".sh", ".bash", ".slurm", ".sbatch")) and not word.startswith("-"):
+        if word.startswith("-") or words[at - 1] in _TAKE_NAMES:
+            continue
+        if inner.endswith((".sh", ".bash", ".slurm", ".sbatch")):
             return ("bash", *words[at:])
-        if inner.endswith(".py") and not word.startswith("-"):
+        if inner.endswith(".py"):
             return ("python", *words[at:])
+        if inner in _SUBCOMMANDS and not set(words[at + 1 : at + 2]) & set(_SUBCOMMANDS[inner]):
+            continue
         if inner in (*_SHELLS, *TRAINING, *THROUGH) or is_python(inner):
             return tuple(words[at:])
     return ()

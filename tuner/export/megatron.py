@@ -22,6 +22,7 @@ from costmodels.job.setting import Setting
 from costmodels.step.pipeline.schedules import mtp_part, of_round
 from tuner.export.exporter import Export
 from tuner.export.megatron_flags import MTP, OF_ROUND
+from tuner.export.megatron_refused import refused_flags
 from tuner.export.parts import (
     HOST_MEMORY,
     Environment,
@@ -66,7 +67,7 @@ def export_megatron(setting: Setting, config: ParallelConfig) -> Export:
     """Return a bash array of flags, which a pretrain script is called with."""
     return export_flags(
         "megatron",
-        [*megatron_parts(setting, config), megatron_facts(setting)],
+        [*megatron_parts(setting, config), megatron_facts(setting, config)],
         array=ARRAY,
         head=(*head_comments(config), f"Versions: {VERSIONS}"),
         usage=f'torchrun ... pretrain_gpt.py "${{{ARRAY}[@]}}" ...',
@@ -220,7 +221,7 @@ def experts(setting: Setting, config: ParallelConfig) -> Part:
     flags = (
         f"--expert-model-parallel-size {config.ep}",
         f"--expert-tensor-parallel-size {config.expert_tp or config.tp}",
-        *written_words("megatron", [("dispatcher", _dispatcher(setting))]),
+        *written_words("megatron", [("dispatcher", _dispatcher(setting, config))]),
         # arguments.py: "Currently GroupedGEMM for MoE only supports bf16 dtype"
         *(("--moe-grouped-gemm",) if setting.job.precision in _WITH_BF16 else ()),
     )
@@ -228,10 +229,14 @@ def experts(setting: Setting, config: ParallelConfig) -> Part:
     return Part(flags=flags, notes=("ep: Megatron-LM rejects expert parallelism in fp16",) if is_rejected else ())
 
 
-def _dispatcher(setting: Setting) -> FactValue:
-    """Return what sends tokens to their experts: as the study states it, else the all-to-all that profiles have."""
-    stated: dict[str, FactValue] = dict(setting.runtime.stated)
-    return stated.get("dispatcher", "alltoall")
+def _dispatcher(setting: Setting, config: ParallelConfig) -> FactValue:
+    """Return what sends tokens to their experts: as the study states it, else the all-to-all that profiles have.
+
+    DeepEP asserts that a group of ranks holds the experts (megatron-core 0.19.2 moe/token_dispatcher.py).
+    """
+    stated = dict(setting.runtime.stated).get("dispatcher", "alltoall")
+    is_alone = config.ep * (config.expert_tp or config.tp) == 1
+    return "alltoall" if stated == "deepep" and is_alone else stated
 
 
 WRITTEN_ELSEWHERE = (
@@ -242,9 +247,12 @@ WRITTEN_ELSEWHERE = (
 only."""
 
 
-def megatron_facts(setting: Setting) -> Part:
-    """Return the flags of the facts that the study states."""
-    return stated_facts(setting, "megatron", elsewhere=WRITTEN_ELSEWHERE)
+def megatron_facts(setting: Setting, config: ParallelConfig) -> Part:
+    """Return the flags of the facts that the study states, and notes on those that the layout cannot have."""
+    part, refused = stated_facts(setting, "megatron", elsewhere=WRITTEN_ELSEWHERE), refused_flags(config)
+    lost = [flag for flag in part.flags if flag.split()[0] in refused]
+    notes = tuple(f"{flag}: Megatron-LM refuses it with this layout" for flag in lost)
+    return Part(flags=tuple(flag for flag in part.flags if flag not in lost), notes=(*part.notes, *notes))
 
 
 def batch(setting: Setting, config: ParallelConfig) -> Part:

@@ -189,6 +189,7 @@ def names_in(program: Literal["nemo", "bridge", "nemo_1", "printed"]) -> dict[st
 
 _ALIKE: Mapping[str, str] = {
     "pipeline": f"{PP} --pipe-parallel-size {VPP} --num-layers-per-virtual-pipeline-stage {LAYOUT} --num-layer-list"
+    " --custom-pipeline-layers"
     " --decoder-first-pipeline-num-layers --decoder-last-pipeline-num-layers"
     " --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
     f" {OF_ROUND}",
@@ -196,6 +197,7 @@ _ALIKE: Mapping[str, str] = {
     "tensor": f"{TP} --model-parallel-size",
     "sequence": "--sequence-parallel --tp-comm-overlap --tp-comm-overlap-cfg",
     "experts": f"{EP} --moe-expert-parallel-size --moe-tp-extend-ep",
+    "dispatcher": "--moe-token-dispatcher-type --moe-flex-dispatcher-backend --moe-enable-deepep",
     "micro-batch": f"{MICRO} --batch-size",
     "sharding": "--use-megatron-fsdp --use-custom-fsdp --use-torch-fsdp2",
     "offload": "--optimizer-cpu-offload --optimizer-offload-fraction --overlap-cpu-optimizer-d2h-h2d",

@@ -48,7 +48,7 @@ def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
         _data_parallel(setting, config),
         _recompute(setting, config),
         _precision(setting),
-        megatron_facts(setting),
+        megatron_facts(setting, config),
     ]
     return export_flags(
         "mindspeed",

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hardware.io.errors import ConfigError, shorten
 from hardware.io.secret_texts import HIDDEN, hide, hide_command, hide_words, is_secret, secret_words
+from trials.command.slurm.jobs import Tasks
 from tuner.capture.launchers import TRAINING
 from tuner.capture.record import Record, split_outputs
 from tuner.capture.run_script import Capture
@@ -104,7 +105,9 @@ def import_captured(captured: Capture, *, recipe: str = "") -> Imported:
         )
     if found.command is not None:
         # the text made here has a header of its own, also where there is no Slurm
-        found = replace(found, command=replace(found.command, slurm=_slurm(first.record, captured)))
+        found = replace(
+            found, command=replace(found.command, slurm=_slurm(first.record, captured, found.command.tasks))
+        )
     notes = [*found.notes]
     if others:
         notes.append(
@@ -114,11 +117,17 @@ def import_captured(captured: Capture, *, recipe: str = "") -> Imported:
         notes.append(f"the script was ended: {captured.stopped}")
     return replace(
         found,
-        open={name: re.sub(r" \(line \d+\)", "", why) for name, why in found.open.items()},
+        open={name: _without_line(why) for name, why in found.open.items()},
+        missing={key: _without_line(why) for key, why in found.missing.items()},
         unread=tuple(replace(one, line=None) for one in found.unread),
         doubts=tuple(replace(one, line=None) for one in found.doubts),
-        notes=tuple(notes),
+        notes=tuple(map(_without_line, notes)),
     )
+
+
+def _without_line(text: str) -> str:
+    """Return a text without lines, which would be those of the text made here, which the user never sees."""
+    return re.sub(r" \(line \d+\)", "", text)
 
 
 def _first_read(readings: Sequence[_Reading]) -> tuple[_Reading, Imported]:
@@ -133,10 +142,9 @@ def _first_read(readings: Sequence[_Reading]) -> tuple[_Reading, Imported]:
             return one, one.imported()
         except ConfigError as refusal:
             refusals.append(refusal)
-    # Lines would be those of the text made here, which the user never sees.
     error = refusals[0]
     key = re.sub(r"^line \d+: ", "", error.key) if error.key else None
-    raise ConfigError(error.rule, key=key, value=error.value, nearest=error.nearest)
+    raise ConfigError(_without_line(error.rule), key=key, value=error.value, nearest=error.nearest)
 
 
 def _reading(record: Record, captured: Capture, recipe: str) -> _Reading | None:
@@ -227,10 +235,10 @@ def _srun(record: Record) -> tuple[str, ...]:
     return next((outer for outer in record.through if outer[0] == "srun"), ())
 
 
-def _slurm(record: Record, captured: Capture) -> SlurmOptions | None:
+def _slurm(record: Record, captured: Capture, tasks: Tasks) -> SlurmOptions | None:
     """Return the options of the command's job: those of the script's `#SBATCH` lines, of sbatch and of srun."""
     given = next((outer[1:] for outer in record.through if outer[0] == "sbatch"), ())
-    return slurm_options((*captured.header, *given), [Argument(text=word, line=0) for word in _srun(record)])
+    return slurm_options((*captured.header, *given), [Argument(text=word, line=0) for word in _srun(record)], tasks)
 
 
 def _allocation(record: Record) -> Allocation:

@@ -58,7 +58,6 @@ class SlurmOptions:
     Attributes:
         sbatch: Options of sbatch.
         srun: Further options of srun.
-        tasks: How often the job starts the command.
         time_limit: Time limit of the script's job; empty if it has none.
         changes: Options of the script's job and its srun that a trial has not, what it has instead, and why.
         unknown: Distinct reasons for options that are not known.
@@ -66,7 +65,6 @@ class SlurmOptions:
 
     sbatch: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
-    tasks: Tasks = "per_host"
     time_limit: str = ""
     changes: tuple[tuple[str, str, str], ...] = ()
     unknown: tuple[str, ...] = ()
@@ -82,7 +80,7 @@ class LaunchCommand:
         words: Command-line words of the script, from the one on that a trial starts; empty if the script's framework
             has a program of another kind.
         reasons: Reasons for the words of the script that a trial changes, by the flag.
-        launch: Whether a trial starts the command on every host, or once.
+        tasks: Whether a trial starts the command on every host, for each device (as srun does), or once.
         torchrun: Positions in `arguments` at which the flags of torchrun begin and end; None without torchrun.
         environment: Environment variables that the script exports with known values.
         unknown: Distinct reasons for unknown arguments; empty if the whole command is known.
@@ -102,7 +100,7 @@ class LaunchCommand:
     arguments: tuple[str, ...]
     words: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
-    launch: Literal["per_host", "once"] = "per_host"
+    tasks: Tasks = "per_host"
     torchrun: tuple[int, int] | None = None
     environment: tuple[tuple[str, str], ...]
     unknown: tuple[str, ...]
@@ -115,6 +113,11 @@ class LaunchCommand:
     moves: str = ""
     script: str = ""
     steps_per_line: int = 1
+
+    @property
+    def launch(self) -> Literal["per_host", "once"]:
+        """Whether a trial that is no job of Slurm starts the command on every host, or once."""
+        return "once" if self.tasks == "once" and self.slurm is None else "per_host"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,7 +24,7 @@ from tuner.imports.megatron_job import job_of, offload_of
 from tuner.imports.megatron_model import hidden_sizes, model_of
 from tuner.imports.megatron_refusals import refuse_other_models
 from tuner.imports.megatron_runtime import runtime_of
-from tuner.imports.torchrun import Launch, launch_of
+from tuner.imports.torchrun import ALL_DEVICES, Launch, launch_of
 
 SIGNS = {
     "--num-layers",
@@ -187,13 +187,13 @@ def launched_devices(text: str, launch: Launch | None, unread: list[Unread]) -> 
         flag = in_deepspeed[name] if launcher.has(in_deepspeed[name]) else name
         value = launcher.text(flag)
         number = int(value) if value and re.fullmatch(r"[1-9][0-9]{0,5}", value) else None
-        if value is not None and number is None:
+        if value is not None and number is None and value not in ALL_DEVICES:
             launcher.leave(flag, f"{value} is not a number of hosts or devices")
         by_slurm = next((int(slurm[key]) for key in keys if key in slurm), None)
         if flag == "--nnodes" and not launcher.has(flag) and launcher.has("--nproc-per-node"):
             by_slurm = by_slurm or 1  # torchrun's default
         found.append(number if number is not None else by_slurm)
-    unread += [one for one, number in zip(launcher.unread, found, strict=False) if number is None]
+        unread += [one for one in launcher.unread if one.what == flag and found[-1] is None]
     return found[0], found[1]
 
 

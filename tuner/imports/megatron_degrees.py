@@ -104,7 +104,8 @@ def _chunks(found: Found, pp: int | None, num_layers: int | None) -> int | None:
     """
     flags = found.flags
     stated = next((name for name in _OF_CHUNKS if flags.has(name)), None)
-    if pp is None or (stated and flags.text(stated) is None):
+    # AIAK divides the stages of its list into unequal chunks
+    if pp is None or (stated and (flags.text(stated) is None or flags.has("--custom-pipeline-layers"))):
         if stated:
             found.leave_open(stated, "vpp")
         return None if stated else found.absent("vpp", 1, *_OF_CHUNKS)
@@ -120,8 +121,9 @@ def _chunks(found: Found, pp: int | None, num_layers: int | None) -> int | None:
             key=flags.place("--pipeline-model-parallel-layout"),
             value=layout,
         )
-    if (listed := flags.text("--num-layer-list")) and re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", listed):
-        found.layers = tuple(map(int, listed.split(",")))  # MindSpeed: layers of each stage, without virtual stages
+    listed = flags.text("--num-layer-list") or flags.text("--custom-pipeline-layers")
+    if listed and re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", listed):
+        found.layers = tuple(map(int, listed.split(",")))  # MindSpeed and AIAK: layers of each stage
         return 1
     vpp = _equal_chunks(found, pp, num_layers)
     if found.layers or not vpp or not num_layers or pp == 1:

@@ -113,7 +113,6 @@ def slurm_options(header: Sequence[str], outer: Sequence[Argument], tasks: Tasks
     return SlurmOptions(
         sbatch=_words(kept.items()),
         srun=_words(own),
-        tasks=tasks,
         time_limit=_time_limit(counts.get("--time", "")),
         changes=_changes(job, step, {**kept, **dict(own)}, tasks),
         unknown=tuple(dict.fromkeys(unknown)),

@@ -20,6 +20,8 @@ MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
 
 _TORCHRUN = ("torchrun", "ft_launcher")
 _LAUNCHERS = ("torch.distributed.launch", "torch.distributed.run")
+ALL_DEVICES = ("gpu", "auto", "cpu")
+"""Values of torchrun's --nproc-per-node that stand for all devices of a host."""
 _OF_SHELL = ("exec", "command", "builtin", "time", "nohup")
 """Words before a command that say how a shell waits for it."""
 

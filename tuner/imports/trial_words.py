@@ -12,12 +12,13 @@ from dataclasses import replace
 
 from trials.command.own_words import flag_of, segments_of
 from trials.command.placeholders import escape_braces
+from trials.command.slurm.jobs import Tasks
 from tuner.imports.bash.script import Script
 from tuner.imports.bash.texts import Argument
 from tuner.imports.imported import LaunchCommand
 from tuner.imports.session import is_of_session
 from tuner.imports.slurm_launch import slurm_options
-from tuner.imports.torchrun import Launch
+from tuner.imports.torchrun import ALL_DEVICES, Launch
 
 HOSTS, DEVICES, MEETING = (
     "a trial has the hosts of its configuration",
@@ -40,6 +41,9 @@ _ALONE = "--standalone"
 _END = Argument(text="", line=0)
 ValueOf = Callable[[str, Argument], tuple[str, str] | None]
 """Function that returns the value of a flag in a trial with the reason; None for the script's own."""
+_TASKS: Mapping[str, Tasks] = {"srun": "per_device", "mpirun": "once"}
+"""Processes that a job starts, by the program that starts those of the devices."""
+
 _OF_MPI: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("-np", "--np", "-n", "--n", "-c"), ("{num_devices}", DEVICES)),
     **dict.fromkeys(
@@ -117,16 +121,15 @@ def launch_command(
     begin, torchrun, changes, hidden = _launcher_words(launch)
     environment, of_variables, not_copied = _environment_of(script)
     directory, moves = _directory_of(script, launch)
-    starter = launch.starter
-    tasks = {"srun": "per_device", "mpirun": "once"}.get(starter, "per_host")
-    slurm = slurm_options(script.header, launch.outer, tasks)  # type: ignore[arg-type] # one of three
+    tasks = _TASKS.get(launch.starter, "per_host")
+    slurm = slurm_options(script.header, launch.outer, tasks)
     words = (*launch.wrappers, *launch.launcher, *launch.launcher_words, *launch.program, *launch.training)
     return LaunchCommand(
         framework=framework,
         arguments=(*begin, *arguments),
         words=tuple(escape_braces(word.text) for word in words),
         reasons={**changes, **{flag_of(flag): why for flag, why in (left_out | reasons).items()}, **of_variables},
-        launch="once" if starter == "mpirun" and slurm is None else "per_host",
+        tasks=tasks,
         torchrun=torchrun,
         environment=environment,
         unknown=tuple(dict.fromkeys((*unknown, *hidden, *(slurm.unknown if slurm else ())))),
@@ -209,7 +212,7 @@ def _as_it_is(_flag: str, _value: Argument) -> None:
 def _of_torchrun(flag: str, value: Argument) -> tuple[str, str] | None:
     """Return the value of a flag of torchrun in a trial, with the reason; None for the script's own."""
     is_free = flag == "--rdzv-id" and not value.unknown
-    is_counted = flag == "--nproc-per-node" and value.text in ("gpu", "auto", "cpu")
+    is_counted = flag == "--nproc-per-node" and value.text in ALL_DEVICES
     return None if is_free or is_counted else _OF_TORCHRUN.get(flag)
 
 

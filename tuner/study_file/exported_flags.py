@@ -15,6 +15,7 @@ from trials.framework_flags import FlagExporter, Flags, ReadFlags, WordRules
 from tuner.export import find_exporter
 from tuner.export.bridge import BRIDGE
 from tuner.export.megatron_flags import GROUPS, NEVER_ADDED, NEVER_REMOVED, PP
+from tuner.export.megatron_refused import refused_flags
 from tuner.export.renamed import STAGES, keys_of
 from tuner.export.swift import SWIFT
 from tuner.export.verl import VERL
@@ -60,7 +61,8 @@ class ExportedFlags:
         words = export.arguments
         if self.target == "mindspeed" and _LAYERS not in words:  # with no-op layers the export says it
             words = (*words, _LAYERS, str(self.setting.job.model.num_layers))
-        return Flags(arguments=words, environment=export.environment)
+        refused = refused_flags(config) if self.target in _RULES else frozenset()
+        return Flags(arguments=words, environment=export.environment, refused=refused)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,6 @@ from costmodels.job.decoder import Decoder
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import RECOMPUTE_MODES
 from tuner.imports import Imported, LaunchCommand, Present
-from tuner.imports.imported import SlurmOptions
 from tuner.imports.log import Measured
 
 WIDTH = 116
@@ -138,7 +137,7 @@ def _command(command: LaunchCommand) -> list[str]:
         "  ]",
         f"  flags: {command.framework}",
         *(["  launch: once  # the command reaches the hosts by itself"] if command.launch == "once" else []),
-        *_slurm(command.slurm),
+        *_slurm(command),
         *environment,
         f"  directory: {_scalar(command.directory)}  # where the command begins, relative to this file",
         f"  log: {command.framework}"
@@ -147,12 +146,13 @@ def _command(command: LaunchCommand) -> list[str]:
     ]
 
 
-def _slurm(options: SlurmOptions | None) -> list[str]:
+def _slurm(command: LaunchCommand) -> list[str]:
     """Return the keys of trials that are jobs of Slurm."""
+    options, tasks = command.slurm, command.tasks
     if options is None:
         return []
     lines = ["  launch: slurm  # each trial is one job"]
-    lines += [f"  tasks: {options.tasks}  # {_TASKS[options.tasks]}"] if options.tasks in _TASKS else []
+    lines += [f"  tasks: {tasks}  # {_TASKS[tasks]}"] if tasks in _TASKS else []
     lines += [f"  sbatch: {_scalar(options.sbatch)}"] if options.sbatch else []
     lines += [f"  srun: {_scalar(options.srun)}"] if options.srun else []
     if options.time_limit:

@@ -240,4 +240,4 @@ def _command(launch: Launch, script: Script, items: Sequence[Item], *, is_first:
         unknown=(_FIRST if is_first else _NO_DTYPE,),
         starts_itself=is_nemo,
     )
-    return replace(found, launch="once" if is_nemo else found.launch)
+    return replace(found, tasks="once" if is_nemo else found.tasks)

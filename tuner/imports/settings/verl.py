@@ -208,4 +208,4 @@ def _command(launch: Launch, script: Script, items: Sequence[Item]) -> LaunchCom
         sets={"trainer.logger": ("trainer.logger=[console]",), "trainer.save_freq": ("trainer.save_freq=-1",)},
         starts_itself=True,
     )
-    return replace(found, launch="once")
+    return replace(found, tasks="once")

@@ -301,3 +301,36 @@ def test_runs_without_a_model_are_skipped_with_their_reason(write, row, words):
     assert (len(runs), count) == (3, 1)
     assert reason.startswith(words)
     assert ("num_kv_heads" in reason) == ("kv_heads" in row)
+
+
+ARCHITECTURE = (*COLUMNS, "architecture")
+
+
+def test_a_row_takes_its_model_from_the_file_that_it_names(write):
+    """Its columns of sizes may be empty then, and the model keeps the row's name."""
+    sizes = {"layers": "", "hidden": "", "heads": "", "kv_heads": "", "ffn": "", "vocab": ""}
+    folder = write({"architecture": "moonlight.json", "model": "moonlight", **sizes}, columns=ARCHITECTURE)
+    text = (MEASURED / "kinds" / "models" / "moonlight-16b-a3b.json").read_text(encoding="utf-8")
+    (folder / "moonlight.json").write_text(text, encoding="utf-8")
+    (run,) = read(folder)
+
+    assert (run.model.name, run.model.num_layers, run.model.kv_lora_rank) == ("moonlight", 27, 512)
+    assert run.architecture == "moonlight.json"
+
+
+def test_a_row_whose_model_no_reader_knows_is_counted_by_the_file(write):
+    """The reason names the file and what was not understood, and other rows are read."""
+    folder = write({}, {"architecture": "new.json"}, columns=ARCHITECTURE)
+    (folder / "new.json").write_text('{"model_type": "of_tomorrow"}', encoding="utf-8")
+    runs, skipped = read_measured_and_skipped(["runs.csv"], folder)
+
+    assert [run.place for run in runs] == ["runs.csv:2"]
+    assert skipped == {"no reader for new.json: model_type: of_tomorrow unknown model type": 1}
+
+
+def test_a_row_may_not_name_a_model_that_is_not_there(write):
+    """A wrong path is a mistake of the file, not a model that is unknown."""
+    folder = write({"architecture": "gone.json"}, columns=ARCHITECTURE)
+
+    with pytest.raises(ConfigError, match=r"architecture = 'gone.json': no such file"):
+        read(folder)

@@ -47,6 +47,10 @@ LAUNCHES = {
     "the background at the end": "nohup torchrun --nnodes 2 pretrain.py --tp $TP > log.txt 2>&1 &",
     "a batch script on the input": "sbatch -N 2 <<EOT\n#!/bin/bash\nsrun torchrun --nnodes 2 pretrain.py --tp $TP\nEOT",
     "an environment": "conda run -n train torchrun --nnodes 2 pretrain.py --tp $TP",
+    "an environment of a program's name": "conda run -n deepspeed torchrun --nnodes 2 pretrain.py --tp $TP",
+    "a folder of a program's name": "srun -D /a/ray --container-workdir=/nemo torchrun --nnodes 2 pretrain.py --tp $TP",
+    "an image of a program's name": "docker run --name megatron -w /w/megatron nvcr.io/nemo bash -c "
+    "'torchrun --nnodes 2 pretrain.py --tp '$TP",
     "a launcher of the site": "sitelaunch -g 8 -- torchrun --nnodes 2 pretrain.py --tp $TP",
     "another name of a launcher": "ft_launcher --nnodes 2 pretrain.py --tp $TP",
     "a path of another machine": 'ENV=/no/env; "$ENV"/bin/torchrun --nnodes 2 pretrain.py --tp $TP',

@@ -433,7 +433,7 @@ def test_a_flag_that_no_program_has_is_asked_for(meshtune, tmp_path):
         f"#   --hash-layers {line}: left out of the study, as --ignore-flags says, and still in the trial's command"
         in written
     )
-    assert "or Pai-Megatron-Patch: --hash-layers, --wandb-team" in written
+    assert "or AIAK-Megatron: --hash-layers, --wandb-team" in written
 
 
 def test_the_folder_of_the_study_is_made(meshtune, tmp_path):

@@ -279,6 +279,26 @@ def test_a_command_keeps_its_wrappers_and_the_output_of_tools(imported, tmp_path
     assert bool(command.unknown) == (words[0][0] == "$")
 
 
+@pytest.mark.parametrize(
+    ("header", "launch", "tasks"),
+    [
+        ("#SBATCH --ntasks-per-node=8 --cpus-per-task=7", "srun ./in.sh singularity exec /i.sif python", "per_device"),
+        ("#SBATCH --gpus-per-node=8", "mpirun -np 16 --npernode 8 bash -c 'exec \"$@\"' - python", "once"),
+        ("#SBATCH --gpus-per-node=8", "srun torchrun --nproc_per_node 8 --nnodes 2", "per_host"),
+    ],
+)
+def test_the_job_of_a_trial_starts_as_many_processes_as_the_script(imported, tmp_path, header, launch, tasks):
+    """`srun` starts python once for each device, mpirun reaches the hosts by itself, torchrun runs once on each."""
+    (tmp_path / "in.sh").write_text('#!/bin/bash\nexec "$@"\n', encoding="utf-8")
+    (tmp_path / "in.sh").chmod(0o755)
+    flags = f"{SIZES} {BATCH} --vocab-size 128"
+
+    command = imported(f"#!/bin/bash\n#SBATCH --nodes=2\n{header}\n{launch} pretrain_gpt.py {flags}\n").command
+
+    assert (command.tasks, command.launch) == (tasks, "per_host")
+    assert ("--cpus-per-task=7" in command.slurm.sbatch) == (tasks == "per_device")
+
+
 @pytest.mark.parametrize("words", ["--nproc_per_node $(true) --nnodes 1", "--nnodes 1 --nproc_per_node $(true)"])
 def test_a_count_of_devices_that_is_empty_here_is_that_of_the_trial(imported, words):
     """`$(python -c 'import torch; print(torch.cuda.device_count())')` prints nothing on a machine without torch."""
@@ -287,6 +307,17 @@ def test_a_count_of_devices_that_is_empty_here_is_that_of_the_trial(imported, wo
     given = " ".join(found.command.arguments)
     assert "--nproc_per_node {devices_per_host} " in given
     assert "--nnodes {num_hosts} " in given
+
+
+def test_no_line_of_the_text_made_here_is_told(imported):
+    """The captured command stands in no file of the user, so that a line would be another one."""
+    flags = f"{SIZES} {BATCH} --tensor-model-parallel-size 1 --tokenizer-type HuggingFaceTokenizer --optimizer muon"
+
+    found = imported(f"export A=1 B=2\ntorchrun pretrain_gpt.py {flags} --tokenizer-model a/b --my-flag 1\n")
+
+    told = [*found.missing.values(), *found.open.values(), *found.notes, *map(str, (*found.doubts, *found.unread))]
+    assert any("--tokenizer-type" in text for text in found.missing.values())
+    assert not [text for text in told if "line" in text]
 
 
 def test_a_word_longer_than_any_file_name_is_captured(imported):

@@ -211,8 +211,9 @@ def test_exports_write_what_importers_read(target, facts):
     job = TrainingJob(model=model, sequence_length=4096, global_batch_size=64, zero_stage=1)
     runtime = find_runtime({"megatron": "megatron-core", "deepspeed": "gpt-neox"}.get(target, target))
     setting = setting_for(job, find_cluster("dgx-h100"), with_facts(runtime, parse_facts(facts)))
-    ep = {} if target == "nanotron" else {"ep": 8}
-    export = find_exporter(target)(setting, ParallelConfig(dp=8, mbs=1, zero_stage=1, **ep))
+    layout = {"nanotron": {"dp": 8}, "megatron": {"tp": 2, "sequence_parallel": True, "dp": 4, "ep": 4}}
+    config = ParallelConfig(mbs=1, zero_stage=1, **layout.get(target, {"dp": 8, "ep": 8}))
+    export = find_exporter(target)(setting, config)
     flags = " ".join(export.arguments)
     text = {
         "megatron": f"pretrain_gpt.py --num-experts 8 {flags}",

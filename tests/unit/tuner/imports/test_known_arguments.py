@@ -168,9 +168,10 @@ def test_names_that_say_that_nothing_changes(name, expected):
     assert is_harmless(name) is expected
 
 
-def test_mindspeeds_list_of_layers():
-    """--num-layer-list gives the layers of each stage."""
-    imported = read("--num-layers 24 --pipeline-model-parallel-size 4 --num-layer-list 5,6,6,7")
+@pytest.mark.parametrize("flag", ["--num-layer-list", "--custom-pipeline-layers"])
+def test_a_list_of_layers(flag):
+    """MindSpeed's --num-layer-list and AIAK-Megatron's --custom-pipeline-layers give the layers of each stage."""
+    imported = read(f"--num-layers 24 --pipeline-model-parallel-size 4 {flag} 5,6,6,7")
 
     assert (imported.layers, imported.degrees["vpp"]) == ((5, 6, 6, 7), 1)
 

@@ -85,7 +85,7 @@ def test_srun_starts_a_process_for_each_device():
 
     assert command.unknown == ()
     assert command.arguments[:3] == ("python", "-u", "pretrain_gpt.py")
-    assert (command.slurm.tasks, command.slurm.srun) == ("per_device", ("--cpu-bind=cores",))
+    assert (command.tasks, command.slurm.srun) == ("per_device", ("--cpu-bind=cores",))
 
 
 @pytest.mark.parametrize("is_job", [True, False], ids=["Slurm", "hosts of its own"])
@@ -101,6 +101,6 @@ def test_mpirun_is_started_once(is_job):
     assert command.arguments[:11] == (*begin, "-x", "MASTER_ADDR={master_address}", "python", "pretrain_gpt.py")
     assert command.unknown == ()
     if is_job:
-        assert command.slurm.tasks == "once"
+        assert (command.slurm is None, command.tasks) == (False, "once")
     else:
         assert (command.slurm, command.launch) == (None, "once")

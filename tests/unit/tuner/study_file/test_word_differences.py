@@ -96,6 +96,18 @@ def test_the_words_end_the_answer(meshtune, tmp_path):
     assert DEVICES not in done.out
 
 
+@pytest.mark.parametrize(("value", "is_asked"), [("$GPUS", True), ("gpu", False)])
+def test_unknown_devices_are_asked_for_where_the_hosts_are_known(meshtune, tmp_path, value, is_asked):
+    """A script that counts one device more on its first host has another cluster than the catalog's hosts."""
+    script = f"GPUS=3\nif [ $1 = 0 ]; then ((GPUS++)); fi\ntorchrun --nproc_per_node {value} --nnodes 2 "
+    (tmp_path / "train.sh").write_text(f"{script} pretrain_gpt.py {MODEL}\n", encoding="utf-8")
+
+    done = meshtune(*f"init --from-megatron {tmp_path}/train.sh --out {tmp_path}/s.yaml --cluster dgx-h100".split())
+
+    assert ("--devices-per-host N" in done.err) == is_asked
+    assert (done.status == 0) != is_asked
+
+
 ADDED = ["--node-rank={host_rank}", "--master-addr={master_address}", "--master-port={master_port}"]
 
 
