@@ -7,7 +7,7 @@ unsharded tensors, independent of bytes, devices and parallelism.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -344,22 +344,3 @@ def plain_model(**keys: Any) -> ModelSpec:
         ConfigError: a size is no count in its range, or two sizes contradict each other.
     """
     return ModelSpec.of(Decoder(**keys))
-
-
-def describe_model(model: ModelSpec) -> dict[str, Any]:
-    """Return the sizes of a model as JSON: the keys of a plain decoder, or its blocks and the blocks of every layer."""
-    if model.is_plain:
-        return asdict(model.plain)
-    kinds = [[model.block_names[at] for at in piece.blocks] for piece in model.pieces]
-    own = ("name", "source", "assumed", "hidden_size", "tied_embeddings", "norm", "num_mtp_layers")
-    named = zip(model.block_names, model.blocks, strict=True)
-    return {
-        **{name: getattr(model, name) for name in own},
-        "blocks": {name: {"kind": block.kind, **_sizes_of(block)} for name, block in named},
-        "layers": [kinds[at] for at in model.piece_of_layer.tolist()],
-    }
-
-
-def _sizes_of(block: AbstractBlock) -> dict[str, Any]:
-    assert is_dataclass(block), "a kind of block is a dataclass of its sizes"
-    return asdict(block)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
+from costmodels.job.described_model import describe_model
 from costmodels.job.hugging_face.reader import model_from_hugging_face
 from costmodels.job.runtime import UNKNOWN
 from hardware.io.errors import ConfigError
@@ -21,5 +20,5 @@ def import_hugging_face(text: str) -> Imported:
         model = model_from_hugging_face(json_mapping(text), name="model", file="")
     except ConfigError as error:
         raise ConfigError(error.rule, key=error.key, value=error.value, nearest=error.nearest) from None
-    sizes = {name: value for name, value in asdict(model).items() if name not in ("name", "source", "assumed")}
+    sizes = {name: value for name, value in describe_model(model).items() if name not in ("name", "source", "assumed")}
     return Imported(framework="hugging-face", runtime=UNKNOWN, model=sizes)

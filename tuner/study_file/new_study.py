@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from costmodels.job.decoder import Decoder
 from costmodels.job.model_catalog import find_model, load_model, model_names
 from costmodels.job.model_spec import ModelSpec, plain_model
 from costmodels.job.parallel_config import DEGREES
@@ -42,7 +43,7 @@ MOST_BYTES = 250_000
 """Largest file that is read [bytes]: scripts and configurations have a tenth, and reading one takes seconds."""
 
 _DESCRIBING = ("name", "source", "assumed")
-"""Fields of a ModelSpec that do not change its training."""
+"""Keys of a decoder that do not change its training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -306,16 +307,17 @@ def _model(imported: Imported, added: Added, name: str, file: Path, folder: Path
         return imported.model_name, find_model(imported.model_name)
     if imported.framework == "hugging-face":
         return relative_path(file, folder), load_model(str(file), Path())
-    known = {field.name for field in fields(ModelSpec)}
-    assert imported.model.keys() <= known, "an importer names fields of a ModelSpec"
+    known = {field.name for field in fields(Decoder)}
+    assert imported.model.keys() <= known, "an importer names keys of a decoder"
     try:
         model = plain_model(name=name, source=f"the flags of {file.name}", **imported.model)
     except ConfigError as error:
         raise error.in_file(str(file)) from None
     sizes = _sizes(model)
-    twin = next((other for other in model_names() if _sizes(find_model(other)) == sizes), "")
+    known_models = [other for other in model_names() if find_model(other).is_plain]
+    twin = next((other for other in known_models if _sizes(find_model(other)) == sizes), "")
     return twin, model
 
 
 def _sizes(model: ModelSpec) -> dict[str, Any]:
-    return {key: value for key, value in asdict(model).items() if key not in _DESCRIBING}
+    return {key: value for key, value in asdict(model.plain).items() if key not in _DESCRIBING}

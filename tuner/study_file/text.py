@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from costmodels.job.decoder import Decoder
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import RECOMPUTE_MODES
 from tuner.imports import Imported, LaunchCommand, Present
@@ -61,9 +62,9 @@ def _modes(present: Present) -> list[str]:
 
 
 def model_text(model: ModelSpec, file: Path) -> str:
-    """Return the text of a model's file: the fields of ModelSpec that differ from their defaults."""
-    defaults = {field.name: field.default for field in fields(ModelSpec)}
-    kept = {key: value for key, value in asdict(model).items() if value != defaults[key] and key != "assumed"}
+    """Return the text of a model's file: the keys of its decoder that differ from their defaults."""
+    defaults = {field.name: field.default for field in fields(Decoder)}
+    kept = {key: value for key, value in asdict(model.plain).items() if value != defaults[key] and key != "assumed"}
     lines = [f"# The model of {_comment(file.name)}, as its flags give it. Look it over once."]
     lines += [f"{key}: {_scalar(value)}" for key, value in kept.items()]
     return "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from costmodels.job.model_spec import describe_model
+from costmodels.job.described_model import describe_model
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, HAND, ConfigGrid, ParallelConfig, Value
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting

@@ -143,7 +143,7 @@ def _name_their_key(error: ConfigError, mapping: Mapping[str, Any]) -> ConfigErr
     """Replace the field that an error names by the key of config.json that set it."""
     text = mapping.get("text_config")
     for prefix, keys in (("", mapping), ("text_config.", text if isinstance(text, Mapping) else {})):
-        for key in _THEIR_KEYS.get(error.key or "", ()):
+        for key in _THEIR_KEYS.get((error.key or "").removeprefix("text_config."), ()):
             if key in keys:
                 return ConfigError(error.rule, key=prefix + key, value=error.value, nearest=error.nearest)
     return error

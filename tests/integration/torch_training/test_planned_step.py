@@ -29,7 +29,7 @@ from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 
 DESCENT = LayerPlanning(name="descent")
-EXPERTS = replace(wide(MIXTRAL), expert_ffn_size=512)
+EXPERTS = wide(MIXTRAL).changed(expert_ffn_size=512)
 CASES = {
     "gpt by hand, dp=4": (GPT, lambda: of_study(GPT, 4, dp=4)),
     "gpt by hand, dp=2, tp=2, no sequence parallelism, no ZeRO": (

@@ -12,13 +12,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 from optuna.distributions import json_to_distribution
 from pydantic import TypeAdapter
 from sqlalchemy import Connection, column, inspect, select, table
 
 from costmodels.blocks.operator import OpKind, Phase
+from costmodels.job.described_model import described_model
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
@@ -34,7 +35,7 @@ from tuner.storage.opening import reading
 from tuner.storage.record import MEANING
 from tuner.study_file.storage_address import StorageAddress
 
-_JOB = TypeAdapter(TrainingJob)
+_JOB = {name: TypeAdapter(kind) for name, kind in get_type_hints(TrainingJob).items() if name != "model"}
 _CLUSTER = TypeAdapter(Cluster)
 _CONFIG_FIELDS = frozenset(field.name for field in fields(ParallelConfig))
 
@@ -125,7 +126,7 @@ class _Reader:
                 runs.append(
                     PastRun(
                         group=self.group(row.study),
-                        job=self.once(_JOB.validate_json, row.job),
+                        job=self.once(_parse_job, row.job),
                         cluster=self.once(_CLUSTER.validate_json, row.cluster),
                         runtime=row.runtime,
                         facts=self.once(_parse_facts, row.facts),
@@ -265,7 +266,7 @@ class _Meaning:
     """Meaning of an older study's trials, from its attribute `meaning`."""
 
     def __init__(self, meaning: _Mapping) -> None:
-        self.job: TrainingJob = _JOB.validate_python({**meaning["job"], "model": meaning["model"]})
+        self.job: TrainingJob = _job_of({**meaning["job"], "model": meaning["model"]})
         self.cluster: Cluster = _CLUSTER.validate_python(meaning["cluster"])
         self.runtime = str(meaning["runtime"]["name"])
         self.facts = facts_of_profile(meaning["runtime"])
@@ -333,6 +334,15 @@ def _check_number(value: Any, kind: type) -> Any:
 
 def _parse_facts(text: str) -> tuple[Fact, ...]:
     return facts_of_profile(json.loads(text))
+
+
+def _parse_job(text: str) -> TrainingJob:
+    return _job_of(json.loads(text))
+
+
+def _job_of(values: _Mapping) -> TrainingJob:
+    known = {name: _JOB[name].validate_python(value) for name, value in values.items() if name in _JOB}
+    return TrainingJob(model=described_model(values["model"]), **known)
 
 
 def _parse_config(text: str) -> ParallelConfig:

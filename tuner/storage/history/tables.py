@@ -14,7 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from sqlalchemy import (
@@ -35,8 +35,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
+from costmodels.job.described_model import describe_model
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ParallelConfig
 from costmodels.job.setting import Setting
+from costmodels.job.training_job import TrainingJob
 from hardware.io.errors import ConfigError, shown_url
 from trials.backend import Observation
 from tuner.search.earlier_runs import facts_of, log_spread
@@ -138,7 +140,7 @@ def keep_run(
         **keys,
         # a clock other than the wall stands behind the origin: earlier versions then take no such run for theirs
         "origin": observation.origin if observation.clock == "wall" else f"{observation.origin}:{observation.clock}",
-        "job": _json(asdict(setting.job)),
+        "job": _json(_job_of(setting.job)),
         "cluster": _json(asdict(setting.cluster)),
         "facts": _json(dict(facts_of(setting))),
         "config": _json(config.values(DEGREES + FURTHER_DIMENSIONS)),
@@ -164,6 +166,12 @@ def keep_run(
     ]
     key = {"study": study, "trial": trial}
     store.replace_rows(Rows(table=SAMPLES, key=key, rows=samples), Rows(table=RUNS, key=key, rows=[run]))
+
+
+def _job_of(job: TrainingJob) -> dict[str, Any]:
+    values = {field.name: getattr(job, field.name) for field in fields(job)}
+    sequences = None if job.sequences is None else asdict(job.sequences)
+    return values | {"model": describe_model(job.model), "sequences": sequences}
 
 
 def device_names(names: list[str]) -> str:

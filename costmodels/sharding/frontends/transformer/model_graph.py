@@ -275,8 +275,6 @@ class _Decoder:
         normed = self._add_norm(name, "mlp.norm", x)
         scores = "batch sequence experts"
         logits = self._add_product(f"{name}.router", (normed, HIDDEN), "experts hidden", scores, precision=self.wide)
-        if model.router_bias:
-            logits = bias(step, f"{name}.router_bias", logits, "experts")
         weights = routing(step, f"{name}.routing", logits)
         slots = dispatch(step, f"{name}.dispatch", normed, weights)
         slots = self._add_mlp(name, slots, "experts batch slots", "expert_ffn", experts="experts ")

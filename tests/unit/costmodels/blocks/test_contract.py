@@ -24,6 +24,7 @@ from costmodels.blocks.mamba2 import Mamba2
 from costmodels.blocks.mask import Mask
 from costmodels.blocks.operator import Family, OpKind, Phase
 from costmodels.blocks.prediction_join import PredictionJoin
+from costmodels.blocks.registry import block_kinds
 from costmodels.blocks.short_convolution import ShortConvolution
 from costmodels.blocks.sparse_latent_attention import SparseLatentAttention
 from costmodels.blocks.tally import Tally
@@ -185,6 +186,7 @@ def test_every_kind_of_the_folder_has_an_example():
     kinds = kinds_of_the_folder()
 
     assert {type(each.block) for each in EXAMPLES.values()} == set(kinds)
+    assert {kind.kind: kind for kind in kinds} == block_kinds()
     assert len({kind.kind for kind in kinds}) == len(kinds)
     for block in (each.block for each in EXAMPLES.values()):
         assert is_dataclass(block)

@@ -15,7 +15,7 @@ MODELS_DIR = Path(__file__).parents[4] / "configs" / "models"
 # Sources: configs/models/README.md.
 PARAMETERS = {
     "deepseek-v2": 235_741_434_880,
-    "deepseek-v3": 671_026_419_200,
+    "deepseek-v3": 671_026_419_200 - 58 * 256,  # the balancing biases of 58 layers are no parameters
     "gemma-2-9b": 9_241_705_984,
     "gemma-7b": 8_537_680_896,
     "gpt-neox-20b": 20_554_567_680,

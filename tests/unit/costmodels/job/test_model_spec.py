@@ -1,9 +1,12 @@
+import dataclasses
+
 import pytest
 import yaml
 
 from costmodels.job.model_catalog import find_model, load_model, model_names
 from costmodels.job.model_spec import plain_model
 from hardware.io.errors import ConfigError
+from tests.support.settings.mixed_models import MIXED
 from tests.support.settings.model_parts import has_experts, num_moe_layers, parameters_of
 
 NAMES = [
@@ -25,9 +28,10 @@ NAMES = [
     "qwen2.5-7b",
 ]
 
-# Parameters of the published checkpoints.
+# Parameters of the published checkpoints; of DeepSeek-V3 without the bias that balances the experts of 58 layers, 256
+# numbers each, which no gradient trains (a buffer in transformers' modeling_deepseek_v3.py).
 EXACT_PARAMETERS = {
-    "deepseek-v3": 671_026_419_200,
+    "deepseek-v3": 671_026_419_200 - 58 * 256,
     "llama-13b": 13_015_864_320,
     "llama-7b": 6_738_415_616,
     "llama2-13b": 13_015_864_320,
@@ -238,3 +242,57 @@ def test_a_broken_yaml_file_is_named_with_its_key(tmp_path, text, key, rule):
     assert "tiny.yaml" in str(caught.value)
     assert key in str(caught.value)
     assert rule in str(caught.value)
+
+
+# Rows of blocks
+
+
+def test_blocks_of_a_row_are_each_there_once_and_named_apart():
+    """Mixers, MLPs and experts, the ends last; of two with one label the second has a number."""
+    assert MIXED.block_names == (
+        *("window_attention", "mamba2", "attention", "dense_mlp", "prediction_join", "moe_mlp"),
+        *("head_2", "embedding", "head"),
+    )
+    assert len(set(MIXED.blocks)) == len(MIXED.blocks) == len(MIXED.block_names)
+    assert find_model("llama3-8b").block_names == ("attention", "dense_mlp", "embedding", "head")
+
+
+def test_pieces_are_kinds_of_layers_and_ends():
+    """Layers with the same blocks are one piece; prediction modules are one of their own, with their own head."""
+    pieces = [[MIXED.block_names[at] for at in piece.blocks] for piece in MIXED.pieces]
+
+    assert pieces == [
+        *(["window_attention", "dense_mlp"], ["mamba2"]),
+        *(["mamba2", "moe_mlp"], ["attention", "moe_mlp"]),
+        ["prediction_join", "mamba2", "moe_mlp", "head_2"],
+        *(["embedding"], ["head"]),
+    ]
+    assert len({piece.name for piece in MIXED.pieces}) == len(MIXED.pieces)
+    assert MIXED.piece_of_layer.tolist() == [0, 2, 1, 3, 0, 2]
+    assert MIXED.is_layer_piece.tolist() == 5 * [True] + 2 * [False]
+    assert (MIXED.mean_layer * 6).tolist() == [2, 1, 2, 1, 0, 0, 0]
+    assert MIXED.blocks_of_piece.sum(axis=1).tolist() == [2, 1, 2, 2, 4, 1, 1]
+
+
+def test_experts_run_beside_the_mixers_of_their_layers():
+    """Of four layers with experts, the prediction module counted, three have a state space and one attention."""
+    beside = dict(zip(MIXED.block_names, MIXED.mixers_beside[MIXED.block_names.index("moe_mlp")], strict=True))
+
+    assert {name: share for name, share in beside.items() if share} == {"mamba2": 3 / 4, "attention": 1 / 4}
+
+
+def test_a_row_of_blocks_has_the_parameters_of_its_blocks():
+    """Prediction modules have none of the main model's, but their FLOPs, with the head, count."""
+    alone = dataclasses.replace(MIXED, num_mtp_layers=0)
+    parameters = sum(map(parameters_of, MIXED.layers)) + 2 * 8192 * 512 + 512
+
+    assert MIXED.num_parameters == alone.num_parameters == parameters
+    added = MIXED.model_flops_per_token(1024) - alone.model_flops_per_token(1024)
+    module = 2 * 512**2 + 2 * 512 + sum(block.active_parameters for block in MIXED.layers[-1]) + 8192 * 512 + 512
+    assert added == 6 * module + 3 * MIXED.layers[-1][0].mixing_flops(1024)
+
+
+def test_a_model_of_other_blocks_has_no_keys_of_a_decoder():
+    """Who needs them is told which blocks the model has."""
+    with pytest.raises(ConfigError, match="mixed has attention, dense_mlp, mamba2, moe_mlp, window_attention"):
+        _ = MIXED.plain

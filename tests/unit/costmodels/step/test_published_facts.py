@@ -17,6 +17,7 @@ from costmodels.job.model_spec import plain_model
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
+from costmodels.job.uneven_work import Assignment
 from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import cluster_from_mapping, find_cluster
@@ -190,6 +191,9 @@ H100 = {"name": "dgx-h100"}
 GB200 = {"name": "gb200-nvl72"}
 GB300 = {"device": "GB300"}
 HIDDEN = ONCE_PER_HOST | {"overlaps_experts": True}
+DEEPSEEK_LAYERS = {(8, 4): (1, *[2] * 30, 0), (4, 4): (*[4] * 15, 1), (2, 8): (*[4] * 15, 1)}
+"""Layers of the chunks by pp and vpp, with one prediction module before the loss: "Et|(tt|)*30mL" of the H100 recipe,
+and layout_map of src/megatron/bridge/recipes/deepseek/deepseek_v3.py."""
 CARDS = (
     # model, cluster, hosts, devices of each, precision, sequences of a step, layout, recomputed modules, facts, graphs,
     # step [s]: examples/model_verification_cards/*/card.yaml, pretrain_performance, with the recipes that they name
@@ -228,19 +232,21 @@ def card_errors(facts_of):
         )
         where = cluster_from_mapping({**cluster, "hosts": hosts, "devices_per_host": devices}, Path())
         runtime = with_facts(find_runtime("megatron-core"), parse_facts(facts_of(facts, graphs)))
-        found = estimate_step(setting_for(job, where, runtime), grid_of(ParallelConfig(**layout, **fixed)))
+        layers = DEEPSEEK_LAYERS[layout["pp"], layout["vpp"]] if model is DEEPSEEK else ()
+        config = ParallelConfig(**layout, **fixed, assignment=Assignment(layers=layers))
+        found = estimate_step(setting_for(job, where, runtime), grid_of(config))
         errors.append(abs(float(found.step_time_s[0]) / step_s - 1))
     return np.array(errors)
 
 
 def test_facts_explain_published_expert_runs():
-    """The median error of eleven runs with experts falls from 39% to 12% with two facts, and to 6% with all."""
+    """The median error of eleven runs with experts falls from 40% to 15% with two facts, and to 10% with all."""
     known = BF16_GRADIENTS | {"expert_imbalance": 0}  # routing is forced to be balanced
     none = card_errors(lambda facts, graphs: {})  # noqa: ARG005 # one form for all
     two = card_errors(lambda facts, graphs: facts)  # noqa: ARG005 # one form for all
     every = card_errors(lambda facts, graphs: facts | known | {"captured_graph": graphs})
 
     assert np.median(none) > 0.35
-    assert np.median(two) < 0.13
-    assert np.median(every) < 0.07
+    assert np.median(two) < 0.16
+    assert np.median(every) < 0.11
     assert every.max() < 0.3 < none.max()

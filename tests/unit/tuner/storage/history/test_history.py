@@ -8,16 +8,19 @@ import optuna
 import pytest
 from sqlalchemy import Engine, event, func, inspect, select, text
 
+from costmodels.blocks.mask import Mask
 from costmodels.blocks.operator import OpKind, Phase
 from costmodels.calibration.fidelity import group_key, is_clean, settings_of
 from costmodels.calibration.fitting import calibrate_timed
 from costmodels.calibration.measured_runs import COLUMNS, read_measured, read_measured_and_skipped
+from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior, find_runtime
 from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError
 from tests.support.own_server import new_storage
+from tests.support.settings.mixed_models import MIXED
 from tests.support.studies.broken_studies import rows
 from tests.support.studies.driver_process import STUDY
 from tests.support.studies.in_process_executor import InProcessExecutor
@@ -213,6 +216,25 @@ def test_a_trial_that_is_kept_twice_is_there_once(database, tmp_path):
 
     assert [run.step_time_s for run in past_in(database).runs] == [2.0, 1.0, 1.0]
     assert counts(database) == [3, 1 + 2 + 2]
+
+
+WINDOWED = find_model("llama3-8b").with_masks([Mask(window=512)] * 32)
+
+
+@pytest.mark.parametrize("model", [MIXED, WINDOWED], ids=lambda model: model.name)
+def test_a_run_of_any_row_of_blocks_is_read_back(sql_database, tmp_path, model):
+    """Also of models that no keys of a decoder describe, and of decoders with masks."""
+    setting = loaded(tmp_path, sql_database).problem.setting
+    job = replace(setting.job, model=model)
+    observation = Observation(status=Status.OK, step_times_s=(2.0, 2.1, 2.2))
+
+    store = open_store(StorageAddress.parse(sql_database))
+    make_tables(store)
+    keep_run(store, "a", 0, replace(setting, job=job), ParallelConfig(dp=16), observation)
+    store.close()
+
+    (found,) = past_in(sql_database).runs
+    assert found.job == job
 
 
 def test_a_trial_is_kept_whole_or_not_at_all(sql_database, tmp_path):

@@ -1,0 +1,88 @@
+"""Models as JSON, and back: how storages and reports keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from costmodels.blocks.contract import AbstractBlock
+from costmodels.blocks.embedding import Embedding
+from costmodels.blocks.head import Head
+from costmodels.blocks.registry import block_kinds
+from costmodels.job.decoder import Decoder
+from costmodels.job.model_spec import ModelSpec, plain_model
+from hardware.io.errors import ConfigError, did_you_mean
+
+_OWN = ("name", "source", "assumed", "hidden_size", "tied_embeddings", "norm", "num_mtp_layers", "left_out")
+
+
+def describe_model(model: ModelSpec) -> dict[str, Any]:
+    """Return the sizes of a model as JSON: the keys of a plain decoder, or its blocks and the blocks of every layer."""
+    if model.is_plain:
+        return asdict(model.plain)
+    kinds = [[model.block_names[at] for at in piece.blocks] for piece in model.pieces]
+    named = zip(model.block_names, model.blocks, strict=True)
+    found = {
+        **{name: getattr(model, name) for name in _OWN},
+        "blocks": {name: {"kind": block.kind, **_sizes_of(block)} for name, block in named},
+        "layers": [kinds[at] for at in model.piece_of_layer.tolist()],
+    }
+    return found if model.decoder is None else found | {"decoder": asdict(model.decoder)}
+
+
+def _sizes_of(block: AbstractBlock) -> dict[str, Any]:
+    assert is_dataclass(block), "a kind of block is a dataclass of its sizes"
+    return asdict(block)
+
+
+def described_model(described: Mapping[str, Any]) -> ModelSpec:
+    """Return the model that `describe_model` has described; earlier versions described plain decoders alike.
+
+    Raises:
+        ConfigError: A key, a kind of block or a size is unknown or wrong.
+        ValueError: A size of a block is missing, or of a wrong type.
+    """
+    own = dict(described)
+    if "layers" not in own:
+        return plain_model(**_keys_of(own))
+    blocks = {name: _block_of(sizes) for name, sizes in own.pop("blocks").items()}
+    layers = tuple(tuple(blocks[name] for name in layer) for layer in own.pop("layers"))
+    decoder = Decoder(**_keys_of(own.pop("decoder"))) if "decoder" in own else None
+    if unknown := own.keys() - _OWN:
+        raise ConfigError("unknown key of a model", key=min(unknown))
+    own |= {name: tuple(own.get(name, ())) for name in ("assumed", "left_out")}
+    embedding, head = blocks["embedding"], blocks["head"]
+    if not isinstance(embedding, Embedding) or not isinstance(head, Head):
+        raise ConfigError("must have an embedding and a head of these names", key="blocks")
+    return ModelSpec(**own, layers=layers, embedding=embedding, head=head, decoder=decoder)
+
+
+def _keys_of(decoder: Mapping[str, Any]) -> dict[str, Any]:
+    _check_known(decoder, [field.name for field in fields(Decoder)], owner="a decoder")
+    return {**decoder, "assumed": tuple(decoder.get("assumed", ()))}
+
+
+def _block_of(described: Mapping[str, Any]) -> AbstractBlock:
+    sizes, kinds = dict(described), block_kinds()
+    kind = str(sizes.pop("kind", ""))
+    if kind not in kinds:
+        raise ConfigError("unknown kind of block", key="kind", value=kind, nearest=did_you_mean(kind, kinds))
+    _check_known(sizes, [field.name for field in fields(kinds[kind])], owner=kind)  # type: ignore[arg-type] # dataclasses
+    block: AbstractBlock = _adapter_of(kind).validate_python(sizes)
+    return block
+
+
+def _check_known(sizes: Mapping[str, Any], known: list[str], *, owner: str) -> None:
+    for name, value in sizes.items():
+        if name not in known:
+            raise ConfigError(f"is no size of {owner}", key=name, value=value, nearest=did_you_mean(name, known))
+
+
+@cache
+def _adapter_of(kind: str) -> TypeAdapter[Any]:
+    of_kind: Any = block_kinds()[kind]
+    return TypeAdapter(of_kind)
