@@ -84,7 +84,7 @@ def keep_words(
 
 def with_value(words: Sequence[Argument], flag: str, value: str) -> list[Argument]:
     """Return arguments in which a flag has a value, where it stands or at the end."""
-    at = next((number for number, word in enumerate(words) if flag_of(word.text) == flag), None)
+    at = next((number for number, word in enumerate(words) if flag_of(word.text) == flag_of(flag)), None)
     if at is None:
         return [*words, Argument(text=flag, line=0), Argument(text=value, line=0)]
     name, equals, _ = words[at].text.partition("=")
