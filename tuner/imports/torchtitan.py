@@ -343,14 +343,14 @@ def _no_configuration(text: str, words: Sequence[Argument], problem: str) -> Con
 
 
 def _command(script: Script) -> LaunchCommand | None:
-    """Return the command that starts the trainer, or None if the script does not start it."""
+    """Return the command that starts the trainer, on all devices if one does; None if the script does not start it."""
 
     def sections(words: tuple[Argument, ...]) -> int:
         return sum(word.text.startswith(_SIGNS) or word.text in _STARTS for word in words)
 
-    best = max(script.commands, key=lambda command: sections(command.words), default=None)
-    launch = launch_of(best) if best is not None and sections(best.words) else None
-    return None if launch is None else command_of(launch, script)
+    launches = [launch for one in script.commands if sections(one.words) and (launch := launch_of(one))]
+    best = max(launches, key=lambda one: (bool(one.starter), sections((*one.program, *one.training))), default=None)
+    return None if best is None else command_of(best, script)
 
 
 def _parse_value(text: str) -> Any:

@@ -19,6 +19,7 @@ PIPED = OF_0_3.replace(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [OF_0_3, PIPED], ids=["plain", "with a pipeline"])
 def test_each_candidate_is_what_the_parser_reads(tmp_path, words):
     """Degrees, batches and what FSDP keeps are the candidate's, and every other value is the script's."""

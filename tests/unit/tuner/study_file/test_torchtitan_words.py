@@ -182,6 +182,15 @@ def test_a_script_without_flags_of_its_layout_is_read(study, tmp_path):
     assert words_of(found, tp=2, dp=4).startswith("--module llama3 --config llama3_8b --metrics.log_freq 1 --training.")
 
 
+def test_the_launch_on_all_devices_is_the_trials(study):
+    """A dry run on one process, which torchtitan's own script may start instead, is no trial."""
+    dry = f'if [ -n "$DRY" ]; then python3 -m torchtitan.train {OF_0_3} --comm.mode=fake_backend; fi'
+    found, _ = study(f"{OF_0_3}\n{dry}")
+
+    assert words_of(found) == OF_0_3
+    assert found.trials.backend.arguments[0] == "torchrun"
+
+
 def test_a_knob_stands_before_the_subcommand(study, tmp_path):
     """A knob's flag is one of the program, also in place."""
     study(OF_0_3.replace("--compile.enable ", ""))
