@@ -45,7 +45,8 @@ def make_study(meshtune, tmp_path):
     """Return the study that `init` makes of the words behind the program, with the differences that it tells."""
 
     def make(words, toml=""):
-        (tmp_path / "train.sh").write_text(f"{LAUNCH} {words}\n", encoding="utf-8")
+        script = words if "\n" in words else f"{LAUNCH} {words}\n"
+        (tmp_path / "train.sh").write_text(script, encoding="utf-8")
         (tmp_path / "train.toml").write_text(toml, encoding="utf-8")
         beside = f"--from-torchtitan {tmp_path}/train.toml" if toml else ""
         options = f"--from-torchtitan {tmp_path}/train.sh {beside} --out {tmp_path}/s.yaml --cluster dgx-h100 --hosts 1"
@@ -184,11 +185,14 @@ def test_a_script_without_flags_of_its_layout_is_read(study, tmp_path):
 
 def test_the_launch_on_all_devices_is_the_trials(study):
     """A dry run on one process, which torchtitan's own script may start instead, is no trial."""
-    dry = f'if [ -n "$DRY" ]; then python3 -m torchtitan.train {OF_0_3} --comm.mode=fake_backend; fi'
-    found, _ = study(f"{OF_0_3}\n{dry}")
+    dry = f'NGPU="$NGPU" LOCAL_RANK=0 python3 -m torchtitan.train {OF_0_3} --comm.mode=fake_backend'
+    real = f"A=expandable_segments:True {LAUNCH.replace('=8', '=$NGPU')} {OF_0_3}"
+    found, told = study(f'\nNGPU=8\nif [ -n "$DRY" ]; then\n{dry}\nelse\n{real}\nfi')
 
     assert words_of(found) == OF_0_3
     assert found.trials.backend.arguments[0] == "torchrun"
+    assert dict(found.trials.backend.environment) == {"A": "expandable_segments:True"}
+    assert told == MEETS
 
 
 def test_a_knob_stands_before_the_subcommand(study, tmp_path):
