@@ -39,11 +39,14 @@ class WordRules:
 
     Attributes:
         groups: Names of groups of flags that say one thing together, by the flag; any other flag is a group of its own.
+        follows: Groups that a changed configuration states anew by the groups whose change leads to it, because the
+            command's own words, or a default, mean something else then.
         never_added: Groups that a command without them does not get: the habits of exports, not of configurations.
         never_removed: Groups that stay where a configuration does not need them.
     """
 
     groups: Mapping[str, str] = field(default_factory=dict)
+    follows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     never_added: frozenset[str] = frozenset()
     never_removed: frozenset[str] = frozenset()
 

@@ -94,19 +94,16 @@ class OperatorBuilder:
         ]
 
     def chunked(self, role: str, rows: FloatArray, k: Sizes, n: Sizes) -> list[Operator]:
-        """Return a product [rows, k] @ [k, n] whose right side is new for every chunk of rows, and its two gradients.
+        """Return a product [rows, k] @ [k, n] of a scan, whose right side is new for every chunk of rows, both passes.
 
-        Kernels of linear attention compute such products chunk by chunk and leave what they make on the chip, so that
-        only the left side is read (Yang et al. 2023, arXiv 2312.06635, section 4).
+        Kernels of linear attention leave what they make on the chip, so that only the left side is read (Yang et al.
+        2023, arXiv 2312.06635, section 4). The backward pass has two products for each.
         """
-        moved_bytes = rows * k * self.context.element_bytes
+        moved_bytes, flop = rows * k * self.context.element_bytes, 2.0 * rows * k * n
+        kind, wide = OpKind.SCAN, self.context.wide
         return [
-            self.operator(name, OpKind.MATMUL, phase, self.context.wide, sizes, moved_bytes, 2.0 * rows * k * n)
-            for name, phase, sizes in (
-                (role, Phase.FORWARD, (rows, k, n)),
-                (f"{role}.data_gradient", Phase.BACKWARD, (rows, n, k)),
-                (f"{role}.right_gradient", Phase.BACKWARD, (rows, n, k)),
-            )
+            self.operator(role, kind, Phase.FORWARD, wide, (rows, k, n), moved_bytes, flop),
+            self.operator(f"{role}.gradient", kind, Phase.BACKWARD, wide, (rows, k, n), 2.0 * moved_bytes, 2.0 * flop),
         ]
 
     def batched(self, role: str, rows: FloatArray, k: Sizes, n: Sizes) -> list[Operator]:

@@ -14,6 +14,7 @@ class OpKind(StrEnum):
     MATMUL = "matmul"
     GROUPED_MATMUL = "grouped_matmul"
     ATTENTION = "flash_attention"
+    SCAN = "scan"
     NORM = "norm"
     ELEMENTWISE = "elementwise"
     ALL_REDUCE = "all_reduce"
@@ -60,8 +61,9 @@ class Operator:
         block: Name of the block that the operator belongs to.
         family: Family of that block.
         phase: Phase, forward or backward.
-        shape: Columns of sizes [u, d]: (m, k, n) of a matmul, (groups, m, k, n) of a grouped one, (batch, heads, query
-            length, key length, head size) of attention, (rows, columns) of a norm, (elements,) else.
+        shape: Columns of sizes [u, d]: (m, k, n) of a matmul or of a scan's products, (groups, m, k, n) of a grouped one,
+            (batch, heads, query length, key length, head size) of attention, (rows, columns) of a norm, (elements,)
+            else.
         precision: Type of the operator's arithmetic.
         flop: Number of floating-point operations [u].
         moved_bytes: Number of bytes read and written [u].

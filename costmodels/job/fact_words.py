@@ -25,19 +25,21 @@ def read_facts(framework: str, given: Given) -> tuple[dict[str, FactValue], dict
         given: All words of a program by their names.
 
     Returns:
-        Values of facts, where a word says them or its absence does; and for each fact whose words are given and not
-        understood, these words.
+        Values of facts, where a word says them or its absence does, but not of those that the words of an earlier one
+        settle; and for each fact whose words are given and not understood, these words.
     """
     plain = {name: tuple(map(_plain, values)) for name, values in given.items()}
     told: dict[str, FactValue] = {}
     unclear: dict[str, str] = {}
+    settled: set[str] = set()
     for fact in facts().values():
-        if framework not in fact.written:
+        if framework not in fact.written or fact.name in settled:
             continue
         value = _said(fact, framework, plain)
         names = [name for name in _leading(fact, framework) if name in plain]
         if value is not None:
             told[fact.name] = value
+            settled |= fact.fields_of(value).keys()
         elif names:
             unclear[fact.name] = " ".join([names[0], *given[names[0]]])
         elif framework in fact.absent:

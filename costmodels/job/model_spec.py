@@ -65,6 +65,7 @@ class ModelSpec:
         head: Output head.
         num_mtp_layers: Multi-token prediction modules, each with a layer like the last one (DeepSeek-V3, arXiv
             2412.19437, section 2.2).
+        mtp_layer: Blocks of the layer of a prediction module, if it is not like the last one.
         left_out: Parts of the model that are not priced, for notes.
         decoder: Keys of the model if it is a plain decoder, or would be one without the masks of its attention.
     """
@@ -79,6 +80,7 @@ class ModelSpec:
     embedding: Embedding
     head: Head
     num_mtp_layers: int = 0
+    mtp_layer: Layer = ()
     left_out: tuple[str, ...] = ()
     decoder: Decoder | None = None
 
@@ -149,7 +151,9 @@ class ModelSpec:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.name, self.source, self.layers, self.embedding, self.head, self.num_mtp_layers))
+        return hash(
+            (self.name, self.source, self.layers, self.embedding, self.head, self.num_mtp_layers, self.mtp_layer)
+        )
 
     # Blocks and pieces
 
@@ -160,7 +164,7 @@ class ModelSpec:
             return ()
         size = self.head.norm_size
         join = PredictionJoin(hidden_size=self.hidden_size, norm_size=size)
-        return (join, *self.layers[-1], replace(self.head, has_table=False))
+        return (join, *(self.mtp_layer or self.layers[-1]), replace(self.head, has_table=False))
 
     @cached_property
     def blocks(self) -> tuple[AbstractBlock, ...]:

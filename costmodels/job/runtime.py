@@ -113,9 +113,13 @@ LATER_FACTS = frozenset(
         "second_moment_bytes",
         "offload_share",
         "expandable_segments",
+        "torch_fsdp2",
     }
 )
 """Facts that earlier versions of Meshtune did not know."""
+
+FSDP2_STAGE = 2
+"""Lowest ZeRO stage of PyTorch's FSDP2, which keeps gathered weights until the backward pass; 3 gathers them again."""
 
 NOT_FITTED = "nothing yet"
 """Begin of `fitted_on` in profiles whose constants are guesses."""
@@ -195,6 +199,7 @@ class RuntimeProfile:
         second_moment_bytes: Bytes per parameter of its second moment.
         offload_share: Share of the optimizer's states that are on the host where they are offloaded.
         expandable_segments: Whether the allocator grows its segments, so that activations do not fragment them.
+        torch_fsdp2: Whether PyTorch's FSDP2 shards the states in place of the framework's own ways.
         fp32_weights: Whether the stored (sharded) weights are fp32 and serve as the optimizer's own copy too.
         gathered_share: Share of the inputs gathered for sequence-parallel products that the allocator cannot reuse yet
             at the peak, because another stream frees them while the host runs ahead.
@@ -326,6 +331,7 @@ class RuntimeProfile:
     second_moment_bytes: int = 4
     offload_share: float = 1.0
     expandable_segments: bool = False
+    torch_fsdp2: bool = False
     stated: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -337,6 +343,11 @@ class RuntimeProfile:
     def later_fields() -> dict[str, Any]:
         """Return the facts that earlier versions of Meshtune did not know, with the values that they assumed."""
         return {field.name: field.default for field in fields(RuntimeProfile) if field.name in LATER_FACTS}
+
+    @property
+    def offered_stages(self) -> tuple[int, ...]:
+        """ZeRO stages that a run may have: FSDP2 shards gradients and weights beside the optimizer's states."""
+        return tuple(stage for stage in self.zero_stages if stage >= FSDP2_STAGE or not self.torch_fsdp2)
 
     @property
     def may_leave_ends_empty(self) -> bool:

@@ -78,6 +78,8 @@ def isolated_role(name: str, kind: OpKind, model: ModelSpec) -> str | None:
     if kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL):
         suffix = name.rpartition(".")[2]
         return None if name.startswith("attention.core") else suffix if suffix in _PRODUCTS else "forward"
+    if kind is OpKind.SCAN:
+        return None
     if kind is OpKind.ATTENTION:
         return "causal"
     if kind is OpKind.NORM:

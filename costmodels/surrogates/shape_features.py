@@ -67,6 +67,7 @@ FEATURES: dict[OpKind, tuple[ShapeFeature, ...]] = {
         ShapeFeature(sizes=(3,), knee=2048),
         ShapeFeature(sizes=(4,), length=1.5),
     ),
+    OpKind.SCAN: _product(0, 1, 2),
     OpKind.NORM: (ShapeFeature(sizes=(0, 1), knee=2**24, floor=2**24), ShapeFeature(sizes=(1,), length=1.0)),
     OpKind.ELEMENTWISE: (ShapeFeature(sizes=(0,), knee=2**24, floor=2**24),),
 }

@@ -66,8 +66,9 @@ class CommandKeys(AbstractTrialKeys):
 
     flags: str | None = None
     """Framework whose flags take the place of `{flags}`: `megatron`, `mindspeed`, `bridge`, `maxtext`, `swift`, `verl`
-    or `torchtitan` (up to 0.3; later versions take no flags). In a command without `{flags}`, of any of them but
-    torchtitan, the flags in which a configuration differs from the command are exchanged where they stand.
+    `torchtitan` (0.3; later versions take no flags) or `torchtitan-toml` (0.2, whose commands name a TOML file). In a
+    command without `{flags}`, the flags in which a configuration differs from the command are exchanged where they
+    stand.
     """
 
     environment: dict[str, str | None] = Field(default_factory=dict)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trials.framework_flags import WordRules
+from trials.knobs.subcommands import SUBCOMMANDS, subcommand_of
 
 _KEY = re.compile(r"(?:\+{0,2}|~)[A-Za-z_][\w./-]*=")
 """Beginning of an override such as `model.tensor_model_parallel_size=2`, as Hydra takes it."""
@@ -23,6 +24,8 @@ _VARIABLE = "-x"
 class Segment:
     """Flag of a command with the words of its values; the words before the first flag are one without a name.
 
+    A subcommand is one too, with all words behind it, which belong to it.
+
     Attributes:
         name: Name of the flag with dashes in place of underscores; empty for words that belong to no flag.
         words: Its words as they stand in the command.
@@ -33,8 +36,8 @@ class Segment:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Values of the flag, whether they stand behind it or behind its equals sign."""
-        _, equals, value = self.words[0].partition("=")
+        """Values of the flag, whether they stand behind it or behind its equals sign; a subcommand's colon is one."""
+        _, equals, value = self.words[0].partition(":" if subcommand_of(self.words[0]) else "=")
         return ((value,) if equals else ()) + self.words[1:]
 
 
@@ -45,7 +48,9 @@ def segments_of(words: Sequence[str]) -> list[Segment]:
     are its values, except for the program behind a launcher's last flag. mpirun's `-x` has a variable as its value.
     """
     found: list[Segment] = []
-    for word in words:
+    for number, word in enumerate(words):
+        if subcommand := subcommand_of(word):
+            return [*found, Segment(name=subcommand, words=tuple(words[number:]))]
         is_variable = bool(found) and found[-1].words == (_VARIABLE,)
         name = "" if is_variable else flag_of(word)
         is_program = bool(_PROGRAM.search(word)) and bool(found) and bool(found[-1].values)
@@ -70,7 +75,7 @@ def exchange_words(
     """Return a command with the flags in which two configurations differ exchanged, each where it stands.
 
     Flags of one group are exchanged together: `--num-layers-per-virtual-pipeline-stage` goes where a pipeline layout
-    comes. New flags come last.
+    comes. New flags come last, but for a subcommand.
 
     Args:
         words: Words of the command.
@@ -81,10 +86,11 @@ def exchange_words(
     """
     found = [segment for segment in segments_of(words) if segment.name not in refused]
     old, new = _by_group(segments_of(now), rules), _by_group(segments_of(then), rules)
-    for group in dict.fromkeys((*old, *new)):
-        before, after = old.get(group, ()), new.get(group, ())
-        if before != after:
-            found = _exchanged(found, group, after, rules)
+    groups = dict.fromkeys((*old, *new))
+    changed = {group for group in groups if old.get(group, ()) != new.get(group, ())}
+    for group in groups:
+        if group in changed or not changed.isdisjoint(rules.follows.get(group, ())):
+            found = _exchanged(found, group, new.get(group, ()), rules)
     return [word for segment in found for word in segment.words]
 
 
@@ -105,7 +111,8 @@ def _exchanged(found: list[Segment], group: str, after: Sequence[Segment], rules
     if stays or (not own and group in rules.never_added):
         return found
     if not own:
-        return [*found, *after]
+        end = len(found) - 1 if found and found[-1].name in SUBCOMMANDS and group not in SUBCOMMANDS else len(found)
+        return [*found[:end], *after, *found[end:]]
     first = next(number for number, segment in enumerate(found) if segment is own[0])
     rest = [segment for segment in found[first:] if not any(segment is one for one in own)]
     return [*found[:first], *after, *rest]

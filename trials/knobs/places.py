@@ -12,6 +12,7 @@ from typing import Any
 
 from costmodels.job.parallel_config import KnobValue
 from hardware.io.errors import ConfigError, did_you_mean
+from trials.knobs.subcommands import subcommand_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +101,7 @@ def set_key(mapping: dict[str, Any], key: str, value: KnobValue) -> None:
 def without_flags(arguments: Sequence[str], names: frozenset[str]) -> list[str]:
     """Return arguments without the flags of these names and the values that follow them.
 
-    A value is a word after a flag that is no flag itself; a negative number is a value.
+    A value is a word after a flag that is no flag itself; a negative number is a value, and a subcommand is none.
     """
     found: list[str] = []
     is_dropped = False
@@ -113,6 +114,8 @@ def without_flags(arguments: Sequence[str], names: frozenset[str]) -> list[str]:
 
 
 def _is_flag(word: str) -> bool:
+    if subcommand_of(word):
+        return True
     return word.startswith("-") and not word.lstrip("-").replace(".", "", 1).isdigit()
 
 

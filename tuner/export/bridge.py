@@ -12,6 +12,7 @@ from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.megatron_flags import (
     COMM,
+    FSDP2,
     GLOBAL,
     INSTANCES,
     LAYOUT,
@@ -50,6 +51,7 @@ BRIDGE = Program(
         "--use-distributed-optimizer": ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
         INSTANCES: ("ddp.num_distributed_optimizer_instances",),
         "--use-megatron-fsdp": ("ddp.use_megatron_fsdp",),
+        FSDP2: ("dist.use_torch_fsdp2",),
         SHARDING: ("ddp.data_parallel_sharding_strategy",),
         "--outer-dp-sharding-strategy": ("ddp.outer_dp_sharding_strategy",),
         "--ckpt-format": ("checkpoint.ckpt_format",),

@@ -17,11 +17,11 @@ from costmodels.job.fact_words import written_words
 from costmodels.job.facts import FactValue
 from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import ParallelConfig
-from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.runtime import FSDP2_STAGE, RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.step.pipeline.schedules import mtp_part, of_round
 from tuner.export.exporter import Export
-from tuner.export.megatron_flags import MTP, OF_ROUND
+from tuner.export.megatron_flags import FSDP2, KEEPS_WEIGHTS, MTP, OF_ROUND
 from tuner.export.megatron_refused import refused_flags
 from tuner.export.parts import (
     HOST_MEMORY,
@@ -104,8 +104,9 @@ def head_comments(config: ParallelConfig) -> tuple[str, str]:
 
 
 def _sharded_stage(setting: Setting, config: ParallelConfig) -> int:
-    """Return the ZeRO stage that Megatron-LM can run. Its distributed optimizer supports Adam only."""
-    return config.zero_stage if "megatron" in OPTIMIZERS[setting.job.optimizer].sharded_by else 0
+    """Return the ZeRO stage that Megatron-LM can run. Its distributed optimizer supports Adam only, FSDP2 more."""
+    can_shard = setting.runtime.torch_fsdp2 or "megatron" in OPTIMIZERS[setting.job.optimizer].sharded_by
+    return config.zero_stage if can_shard else 0
 
 
 def environment(config: ParallelConfig, *, sharded: bool) -> Environment:
@@ -241,7 +242,7 @@ def _dispatcher(setting: Setting, config: ParallelConfig) -> FactValue:
 
 WRITTEN_ELSEWHERE = (
     *("dispatcher", "overlaps_gradients", "overlaps_weight_gather", "offload_share", "sequence_parallel"),
-    *("layer_split", "layer_padding", "expert_imbalance"),
+    *("layer_split", "layer_padding", "expert_imbalance", "sharding"),
 )
 """Facts that the flags of a layout express already, or that no flag may say: routing is balanced by force in benchmarks
 only."""
@@ -270,10 +271,12 @@ def batch(setting: Setting, config: ParallelConfig) -> Part:
 def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
     """Return the flags of data parallelism.
 
-    ZeRO 1 is the distributed optimizer; ZeRO 2 and 3 are Megatron-FSDP. With dp_shard, each of several instances of the
-    optimizer shards its states over dp_shard ranks.
+    ZeRO 1 is the distributed optimizer; ZeRO 2 and 3 are Megatron-FSDP, or FSDP2 where the study says so. With
+    dp_shard, each of several instances of the optimizer shards its states over dp_shard ranks.
     """
     runtime, stage = setting.runtime, _sharded_stage(setting, config)
+    if runtime.torch_fsdp2 and stage >= FSDP2_STAGE:
+        return _fsdp2(config)
     flags = ["--use-distributed-optimizer"] if stage else []
     copies = config.dp // config.dp_shard if config.dp_shard else 1
     if stage and copies > 1:
@@ -289,6 +292,16 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
     flags += overlap_flags(runtime, config, is_sharded=stage > 0)
     note = f"zero_stage: Megatron-LM can shard the optimizer states of Adam only, not of {setting.job.optimizer}"
     return Part(flags=tuple(flags), notes=(note,) if stage < config.zero_stage else ())
+
+
+def _fsdp2(config: ParallelConfig) -> Part:
+    """Return the flags of PyTorch's FSDP2, which excludes the distributed optimizer and needs no flag to overlap."""
+    kept = (KEEPS_WEIGHTS,) if config.zero_stage == FSDP2_STAGE else ()
+    is_partial = config.dp_shard not in (0, config.dp)
+    return Part(
+        flags=(FSDP2, *kept, "--no-gradient-accumulation-fusion", "--ckpt-format torch_dist"),
+        notes=("dp_shard: FSDP2 of Megatron-LM shards over all replicas",) if is_partial else (),
+    )
 
 
 def overlap_flags(runtime: RuntimeProfile, config: ParallelConfig, *, is_sharded: bool) -> list[str]:

@@ -28,6 +28,7 @@ COMM, LEVELS, INSTANCES = (
     "--num-distributed-optimizer-instances",
 )
 SHARDING, GRANULARITY = "--data-parallel-sharding-strategy", "--recompute-granularity"
+FSDP2, KEEPS_WEIGHTS = "--use-torch-fsdp2", "--torch-fsdp2-no-reshard-after-forward"
 
 _NUMBER, _SWITCH, _WORD = Flag(), Flag(kind="switch"), Flag(kind="word")
 
@@ -101,6 +102,8 @@ FLAGS: Mapping[str, MegatronFlag] = {
         declared=Flag(kind="word", choices=_STRATEGIES), exports="megatron", nemo=_DDP, absent=("no_shard",)
     ),
     "--use-megatron-fsdp": MegatronFlag(declared=_SWITCH, exports="megatron", nemo=_DDP, absent=(False,)),
+    FSDP2: MegatronFlag(declared=_SWITCH, exports="megatron"),
+    KEEPS_WEIGHTS: MegatronFlag(declared=_SWITCH, exports="megatron"),
     GRANULARITY: MegatronFlag(
         declared=Flag(kind="word", choices=("full", "selective")),
         exports="both",
@@ -199,7 +202,7 @@ _ALIKE: Mapping[str, str] = {
     "experts": f"{EP} --moe-expert-parallel-size --moe-tp-extend-ep",
     "dispatcher": "--moe-token-dispatcher-type --moe-flex-dispatcher-backend --moe-enable-deepep",
     "micro-batch": f"{MICRO} --batch-size",
-    "sharding": "--use-megatron-fsdp --use-custom-fsdp --use-torch-fsdp2",
+    "sharding": f"--use-megatron-fsdp --use-custom-fsdp {FSDP2} {KEEPS_WEIGHTS}",
     "offload": "--optimizer-cpu-offload --optimizer-offload-fraction --overlap-cpu-optimizer-d2h-h2d",
     "recompute": f"{GRANULARITY} --recompute-method --recompute-num-layers --recompute-modules --recompute-activations"
     " --checkpoint-activations --checkpoint-num-layers",
@@ -213,5 +216,5 @@ GROUPS: Mapping[str, str] = {flag: group for group, flags in _ALIKE.items() for 
 NEVER_ADDED = frozenset({"--overlap-grad-reduce", "--overlap-param-gather", "--moe-grouped-gemm"})
 """Habits of exports, which no configuration needs: a user's command without them stays without them."""
 
-NEVER_REMOVED = frozenset({"--no-gradient-accumulation-fusion", "--use-precision-aware-optimizer", "--ckpt-format"})
+NEVER_REMOVED = frozenset({"--no-gradient-accumulation-fusion", "--use-precision-aware-optimizer"})
 """Flags that a configuration may need, and that a user's command may have for reasons of its own."""

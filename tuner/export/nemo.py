@@ -122,6 +122,8 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
         notes.append(
             "hosts: hosts have different numbers of devices; set trainer.num_nodes and trainer.devices yourself"
         )
+    if setting.runtime.torch_fsdp2:
+        notes.append("sharding: MegatronStrategy runs no FSDP2 of PyTorch; nothing is sharded")
     if job.precision != "bf16":
         notes.append(f"precision: recipes use bf16_mixed(); set recipe.trainer.plugins for {job.precision} yourself")
     if job.optimizer != DEFAULT_OPTIMIZER:

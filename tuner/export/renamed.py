@@ -18,9 +18,11 @@ from tuner.export.megatron import NAMED, environment, head_comments, megatron_pa
 from tuner.export.megatron_flags import (
     COMM,
     EP,
+    FSDP2,
     GLOBAL,
     GRANULARITY,
     INSTANCES,
+    KEEPS_WEIGHTS,
     LAYOUT,
     LEVELS,
     MEGATRON_FLAGS,
@@ -65,6 +67,8 @@ _DIMENSION_OF = {
     INSTANCES: "dp_shard",
     SHARDING: "zero_stage",
     "--use-megatron-fsdp": "zero_stage",
+    FSDP2: "sharding",
+    KEEPS_WEIGHTS: "weights",
     "--optimizer-cpu-offload": "offload",
     "--optimizer-offload-fraction": "offload",
     "--overlap-cpu-optimizer-d2h-h2d": "host memory",
@@ -76,6 +80,8 @@ _DIMENSION_OF = {
 _INSTEAD = {
     "up": "; ring attention over cp*up ranks replaces all-to-all and ring",
     "zero_stage": "; the optimizer's states alone are sharded",
+    "sharding": "; nothing is sharded",
+    "weights": "; they are gathered again in the backward pass (ZeRO 3)",
     "host memory": "; transfers of offloaded states do not overlap",
     "global_batch_size": "; it follows from mini-batches and answers",
     "sequence_length": "; it follows from the data",
@@ -124,6 +130,7 @@ def export_renamed(program: Program, setting: Setting, config: ParallelConfig) -
     parts = megatron_parts(replace(setting, job=setting.job.largest), config)
     given = read_flags([word for part in parts for flag in part.flags for word in shlex.split(flag)], MEGATRON_FLAGS)
     lost = {_DIMENSION_OF.get(flag, flag) for flag in given if flag not in {*program.keys, *_KEPT}}
+    lost -= {"weights"} if "sharding" in lost else set()
     if LEVELS in given and LEVELS not in program.keys:
         given[COMM] = ("p2p",)
     if isinstance(comm := given.get(COMM), tuple):

@@ -10,12 +10,23 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
 from tuner.export.flag_table import FlagValue
-from tuner.export.megatron_flags import COMM, EXPERT_TP, LAYOUT, LEVELS, MEGATRON_FLAGS, SEQUENCE, VPP, underscored
+from tuner.export.megatron_flags import (
+    COMM,
+    EXPERT_TP,
+    FSDP2,
+    KEEPS_WEIGHTS,
+    LAYOUT,
+    LEVELS,
+    MEGATRON_FLAGS,
+    SEQUENCE,
+    VPP,
+    underscored,
+)
 from tuner.export.renamed import COUNTS_EMBEDDING, COUNTS_LOSS, FIRST, LAST, Program, export_renamed
 
 _LACKING = frozenset(
     {
-        *(LEVELS, "--num-distributed-optimizer-instances", "--overlap-cpu-optimizer-d2h-h2d"),
+        *(FSDP2, KEEPS_WEIGHTS, LEVELS, "--num-distributed-optimizer-instances", "--overlap-cpu-optimizer-d2h-h2d"),
         *("--sft", "--outer-dp-sharding-strategy", "--no-gradient-accumulation-fusion", "--ckpt-format"),
         *("--bf16", "--fp16", "--optimizer", "--fp8-format", "--fp4-format", "--fp4-recipe"),
         *("--moe-token-dispatcher-type", "--moe-grouped-gemm", "--overlap-grad-reduce", "--overlap-param-gather"),

@@ -5,6 +5,8 @@ Sources: torchtitan 0.3 config/configs.py; for the main branch after it config/t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from tuner.export.flag_table import Flag
 
 _P, _T = "--parallelism.", "--training."
@@ -17,6 +19,7 @@ MODULES, RESHARD = f"{_P}module_fqns_per_model_part", f"{_P}fsdp_reshard_after_f
 SEQUENCE_PARALLEL, WHOLE_NORMS = f"{_P}enable_sequence_parallel", f"{_P}no_enable_sequence_parallel"
 LOCAL, GLOBAL, LENGTH = f"{_T}local_batch_size", f"{_T}global_batch_size", f"{_T}seq_len"
 NO_GRAPHS, PRECISION = f"{_T}disable_cuda_graphs", f"{_T}mixed_precision_param"
+CSV = f"{_P}pipeline_parallel_schedule_csv"
 POLICY = "activation-checkpoint"
 POLICIES = ("selective", "full", "memory-budget", "none")
 
@@ -56,3 +59,38 @@ TORCHTITAN_MAIN_FLAGS: dict[str, Flag] = {
 
 NAMES_MODULES = frozenset({MODULES, MAIN_MODULES})
 """Flags that name the modules of each stage."""
+
+_TOGETHER = {PER_STAGE: (FIRST, LAST, MODULES, CSV), SEQUENCE_PARALLEL: (WHOLE_NORMS,)}
+GROUPS: Mapping[str, str] = {flag: first for first, others in _TOGETHER.items() for flag in (first, *others)}
+"""Group of flags that say one thing together, so that a command exchanges all of them or none, by its first flag."""
+
+FOLLOWS: Mapping[str, tuple[str, ...]] = {
+    # a pipeline takes a local batch in micro-batches, and several of them where the global batch is larger
+    LOCAL: (PP, MICRO, REPLICATE, SHARD),
+    # its default is the local batch of each replica
+    GLOBAL: (PP, MICRO, REPLICATE, SHARD, LOCAL),
+    # its default depends on whether there is a pipeline
+    RESHARD: (PP,),
+    # its default is that of the schedule, with shorter stages at the ends
+    PER_STAGE: (PP, SCHEDULE),
+}
+"""Flags that are stated anew where others change: their defaults, or what they mean, change with these."""
+
+NEVER_REMOVED = frozenset({NO_GRAPHS})
+"""Flags that a configuration may need, and that a user's command may have for reasons of its own."""
+
+_SINCE_0_3 = frozenset({NO_GRAPHS, SEQUENCE_PARALLEL, WHOLE_NORMS})
+"""Flags that versions before 0.3 lack; they split norms over tp always."""
+
+
+def before_0_3(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the flags of 0.3 as versions before it take them, where the policy of recomputation is a flag too."""
+    policy = f"{POLICY}:"
+    plain = (word for word in words if word not in _SINCE_0_3)
+    return tuple(
+        part
+        for word in plain
+        for part in (
+            ("--activation_checkpoint.mode", word.removeprefix(policy)) if word.startswith(policy) else (word,)
+        )
+    )

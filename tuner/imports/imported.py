@@ -76,6 +76,7 @@ class LaunchCommand:
 
     Attributes:
         framework: Framework whose flags are exchanged and whose log format is read.
+        flags: Name of its flags, where a version has others; empty for those of the framework's name.
         arguments: Command-line words with placeholders; unknown words appear as in the script.
         words: Command-line words of the script, from the one on that a trial starts; empty if the script's framework
             has a program of another kind.
@@ -100,6 +101,7 @@ class LaunchCommand:
     arguments: tuple[str, ...]
     words: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
+    flags: str = ""
     tasks: Tasks = "per_host"
     torchrun: tuple[int, int] | None = None
     environment: tuple[tuple[str, str], ...]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from trials.command.placeholders import escape_braces
 from tuner.imports.bash.script import Script
+from tuner.imports.flags import Flags, flags_among
 from tuner.imports.imported import LaunchCommand
 from tuner.imports.torchrun import Launch
 from tuner.imports.trial_words import keep_words, launch_command, with_value
@@ -40,7 +41,7 @@ _SWITCHES = frozenset(
 )
 """Flags of these without a value."""
 
-LOG = "--log-interval"
+LOG, FORMAT = "--log-interval", "--ckpt-format"
 EVERY_STEP = "each step of a trial is logged"
 
 
@@ -52,13 +53,17 @@ def command_of(launch: Launch, script: Script, *, runtime: str) -> LaunchCommand
     """
     kept, left_out = keep_words(launch.training, lambda flag: LEFT_OUT.get(flag, ""), switches=_SWITCHES)
     kept = with_value(kept, LOG, "1")
+    reasons = {LOG: EVERY_STEP}
+    if Flags(flags_among(kept, dashed=True)).text_if_known(FORMAT) == "torch_dcp":
+        kept = with_value(kept, FORMAT, "torch_dist")
+        reasons[FORMAT] = "a trial saves no checkpoint, and torch_dcp excludes layouts with tp"
     return launch_command(
         launch,
         script,
         framework="mindspeed" if runtime == "mindspeed" else "megatron",
         arguments=[escape_braces(word.text) for word in kept],
         left_out=left_out,
-        reasons={LOG: EVERY_STEP},
+        reasons=reasons,
         unknown=(*launch.unknown(kept), *_of_other_versions(runtime)),
     )
 

@@ -36,6 +36,7 @@ class Launch:
         launcher_words: Words of the flags of the launcher.
         program: Path of the Python file, or `-m` and a module.
         training: Words after the program, which are its arguments.
+        own: Variables that are set for the command alone, with their values.
     """
 
     outer: tuple[Argument, ...]
@@ -43,6 +44,7 @@ class Launch:
     launcher_words: tuple[Argument, ...]
     program: tuple[Argument, ...]
     training: tuple[Argument, ...]
+    own: tuple[tuple[str, Argument], ...] = ()
 
     @property
     def name(self) -> str:
@@ -99,6 +101,7 @@ def launch_of(command: Command) -> Launch | None:
         launcher_words=before[flag:],
         program=words[at:behind],
         training=words[behind:],
+        own=command.own,
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from hardware.io.errors import ConfigError
+from tuner.export.torchtitan_flags import POLICY
 from tuner.imports.bash.script import Script, read_script
 from tuner.imports.bash.texts import Argument
 from tuner.imports.facts import facts_in_environment, facts_in_flags
@@ -27,16 +28,18 @@ from tuner.imports.keys import Keys
 from tuner.imports.megatron import SIGNS as MEGATRON
 from tuner.imports.titan_recipe import sections_of
 from tuner.imports.torchrun import launch_of
-from tuner.imports.torchtitan_command import command_of
+from tuner.imports.torchtitan_command import FROM_FILE, command_of
 from tuner.imports.torchtitan_keys import doubts_about
 
 _STARTERS = ("torchrun", "python", "python3", "bash", "srun", "sbatch", "export", "cd", "source", "set", "mpirun")
 """Words of a shell script that no TOML file has as a word of its own."""
 _LAUNCHER = ("--nnodes", "--nproc_per_node", "--nproc-per-node")
-_POLICY = "activation-checkpoint:"
+_POLICY = f"{POLICY}:"
 """Beginning of the subcommand that selects the recomputation policy."""
-_SIGNS = ("--parallelism.", "--training.")
+_SIGNS = ("--parallelism.", "--training.", FROM_FILE)
 """Beginnings of the flags that identify a command of torchtitan."""
+_STARTS = ("torchtitan.train", "torchtitan/train.py", "--config")
+"""Words of such a command that may have no flags of its layout."""
 _MODELS = {
     "llama2.13b": "llama2-13b",
     "llama3.8b": "llama3-8b",
@@ -104,10 +107,11 @@ def import_torchtitan(text: str, *, file: str = "") -> Imported:
         ConfigError: the text is not a torchtitan configuration, or a value is invalid.
     """
     mapping, devices, command = _read(text, file)
-    if not isinstance(mapping.get("parallelism"), Mapping) and not isinstance(mapping.get("training"), Mapping):
-        raise ConfigError("has neither of torchtitan's sections [training] and [parallelism]")
     is_recipe = not file and not _is_toml(text)
-    keys = Keys(_in_sequences(_with_recipe(mapping) if is_recipe else mapping))
+    whole = _with_recipe(mapping) if is_recipe else mapping
+    if not isinstance(whole.get("parallelism"), Mapping) and not isinstance(whole.get("training"), Mapping):
+        raise ConfigError("has neither of torchtitan's sections [training] and [parallelism]")
+    keys = Keys(_in_sequences(whole))
     _refuse_other_models(keys)
     open_keys = _open(keys) if is_recipe else _open_in_file(keys)
     unread = [
@@ -146,9 +150,23 @@ def import_torchtitan(text: str, *, file: str = "") -> Imported:
         command=command,
         unread=(*unread, *unclear),
         doubts=tuple(doubts_about(mapping)),
-        notes=()
-        if model
-        else (f"{keys.text('model.flavor') or 'the model'} is not in the catalog: name it with --model",),
+        notes=(
+            *(
+                ()
+                if model
+                else (f"{keys.text('model.flavor') or 'the model'} is not in the catalog: name it with --model",)
+            ),
+            *_without_flags(command),
+        ),
+    )
+
+
+def _without_flags(command: LaunchCommand | None) -> tuple[str, ...]:
+    """Return a note on a command without flags of its layout, whose program may be one that takes none."""
+    if command is None or any(word.startswith((*_SIGNS, POLICY)) for word in command.arguments):
+        return ()
+    return (
+        "the script has no flags of its layout: trials add those of torchtitan 0.3, which later versions do not take",
     )
 
 
@@ -325,14 +343,14 @@ def _no_configuration(text: str, words: Sequence[Argument], problem: str) -> Con
 
 
 def _command(script: Script) -> LaunchCommand | None:
-    """Return the command that starts the trainer, or None if the script does not start it."""
+    """Return the command that starts the trainer, on all devices if one does; None if the script does not start it."""
 
     def sections(words: tuple[Argument, ...]) -> int:
-        return sum(word.text.startswith(_SIGNS) for word in words)
+        return sum(word.text.startswith(_SIGNS) or word.text in _STARTS for word in words)
 
-    best = max(script.commands, key=lambda command: sections(command.words), default=None)
-    launch = launch_of(best) if best is not None and sections(best.words) else None
-    return None if launch is None else command_of(launch, script)
+    launches = [launch for one in script.commands if sections(one.words) and (launch := launch_of(one))]
+    best = max(launches, key=lambda one: (bool(one.starter), sections((*one.program, *one.training))), default=None)
+    return None if best is None else command_of(best, script)
 
 
 def _parse_value(text: str) -> Any:

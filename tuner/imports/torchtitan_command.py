@@ -1,58 +1,81 @@
 """Conversion of a launch script of torchtitan's trainer into a study's `trial.command`.
 
-`{flags}` replaces all flags that depend on the configuration. It is the last word, because it ends with a subcommand.
-Flags with effects that a trial must not have are removed: writing or loading checkpoints, validating, profiling, and
-reporting to TensorBoard or Weights & Biases. Every step is logged.
+The words of the script stay. A trial exchanges the flags in which its configuration differs from today's, in place
+(trials/command/own_words.py); what no flag of the script says stands in its recipe or its TOML file. Flags with effects
+that a trial must not have are left out: writing or loading checkpoints, validating, profiling, and reporting to
+TensorBoard or Weights & Biases. Every step is logged.
 
-Source: torchtitan 0.3.0 trainer.py (`Trainer.Config`: the sections) and config/manager.py (flags).
+Sources: torchtitan 0.3.0 trainer.py (`Trainer.Config`: the sections) and config/manager.py (flags); config/manager.py
+of 0.2.0 (--job.config_file).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import takewhile
 
 from trials.command.placeholders import escape_braces
-from tuner.export.torchtitan_flags import POLICY, TORCHTITAN_FLAGS
+from trials.knobs.subcommands import subcommand_of
+from tuner.export.torchtitan_flags import STEP_TOKENS, TOKENS
 from tuner.imports.bash.script import Script
+from tuner.imports.flags import flags_among
 from tuner.imports.imported import LaunchCommand
 from tuner.imports.torchrun import Launch
-from tuner.imports.trial_words import keep_words, launch_command
+from tuner.imports.trial_words import keep_words, launch_command, with_value
 
 FROM_FILE = "--job.config_file"
 """Flag that names the TOML file in versions before 0.3."""
-_REPLACED = {name.replace(".no_", ".") for name in TORCHTITAN_FLAGS} | {"--parallelism.pipeline_parallel_schedule_csv"}
-_LEFT_OUT = ("checkpoint", "validator", "profiler", "profiling")
-"""Sections whose flags a trial must not have."""
+OF_FILE = "torchtitan-toml"
+"""Name of the flags of these versions."""
+_LEFT_OUT = {
+    **dict.fromkeys(
+        ("checkpoint", "validator", "validation"), "a trial neither saves nor loads checkpoints, nor validates"
+    ),
+    **dict.fromkeys(("profiler", "profiling"), "a trial is timed without a profiler"),
+}
+"""Sections whose flags a trial must not have, with the reason."""
 _REPORTING = ("--metrics.enable_tensorboard", "--metrics.enable_wandb", "--metrics.save_tb_folder")
 _EVERY_STEP = "--metrics.log_freq"
-_BY_FLAGS = "the flags of each configuration say it"
+_OLD = ("--experimental.", "--training.tensor_parallel_degree", "--training.data_parallel", "--training.batch_size")
+"""Beginnings of flags that only versions before 0.1 have."""
 
 
 def command_of(launch: Launch, script: Script) -> LaunchCommand:
     """Return the command of a trial, with the reasons for its unknown words."""
-    # the words after a subcommand are its own
-    words = takewhile(lambda word: not word.text.startswith(f"{POLICY}:"), launch.training)
-    kept, replaced = keep_words(words, lambda flag: _BY_FLAGS if _name_of(flag) in (*_REPLACED, _EVERY_STEP) else "")
-    kept, left_out = keep_words(kept, _why_left)
-    unknown = launch.unknown(kept)
-    if any(word.text.partition("=")[0] == FROM_FILE for word in kept):
-        unknown = (*unknown, f"{{flags}} contains flags of torchtitan 0.3, which has no {FROM_FILE}")
-    return launch_command(
+    # the words from a subcommand on are its own
+    before = list(takewhile(lambda word: not subcommand_of(word.text), launch.training))
+    kept, left_out = keep_words(before, _why_left)
+    kept = [*with_value(kept, _EVERY_STEP, "1"), *launch.training[len(before) :]]
+    names = [_name_of(flag.name) for flag in flags_among(kept)]
+    found = launch_command(
         launch,
         script,
         framework="torchtitan",
-        arguments=(*(escape_braces(word.text) for word in kept), _EVERY_STEP, "1", "{flags}"),
+        arguments=[escape_braces(word.text) for word in kept],
         left_out=left_out,
-        reasons=replaced,
-        unknown=unknown,
+        reasons={_EVERY_STEP: "each step of a trial is logged"},
+        unknown=(*launch.unknown(kept), *_of_other_versions(names)),
     )
+    return replace(found, flags=OF_FILE) if FROM_FILE in names else found
+
+
+def _of_other_versions(names: list[str]) -> list[str]:
+    """Return the reasons why the flags of a trial are not those of the script's version."""
+    reasons = {
+        "the script counts batches in tokens, and the flags of trials in sequences": {TOKENS, STEP_TOKENS} & {*names},
+        "trials would need flags of torchtitan 0.1 or later, which the program of this script does not take": {
+            name for name in names if name.startswith(_OLD)
+        },
+    }
+    return [why for why, found in reasons.items() if found]
 
 
 def _why_left(flag: str) -> str:
     """Return the reason why a trial must not have a flag, or an empty text."""
     name = _name_of(flag)
-    is_left_out = name.removeprefix("--").partition(".")[0] in _LEFT_OUT or name in _REPORTING
-    return "a trial saves, validates, profiles and reports nothing" if is_left_out else ""
+    if name in _REPORTING:
+        return "a trial reports to no tracker"
+    return _LEFT_OUT.get(name.removeprefix("--").partition(".")[0], "")
 
 
 def _name_of(flag: str) -> str:

@@ -88,7 +88,7 @@ def keep_words(
 
 def with_value(words: Sequence[Argument], flag: str, value: str) -> list[Argument]:
     """Return arguments in which a flag has a value, where it stands or at the end."""
-    at = next((number for number, word in enumerate(words) if flag_of(word.text) == flag), None)
+    at = next((number for number, word in enumerate(words) if flag_of(word.text) == flag_of(flag)), None)
     if at is None:
         return [*words, Argument(text=flag, line=0), Argument(text=value, line=0)]
     name, equals, _ = words[at].text.partition("=")
@@ -119,7 +119,7 @@ def launch_command(
         unknown: Reasons why parts of the command are unknown.
     """
     begin, torchrun, changes, hidden = _launcher_words(launch)
-    environment, of_variables, not_copied = _environment_of(script)
+    environment, of_variables, not_copied = _environment_of(script, dict(launch.own))
     directory, moves = _directory_of(script, launch)
     tasks = _TASKS.get(launch.starter, "per_host")
     slurm = slurm_options(script.header, launch.outer, tasks)
@@ -226,14 +226,17 @@ def _of_mpi(flag: str, value: Argument) -> tuple[str, str] | None:
     return _OF_MPI.get(flag)
 
 
-def _environment_of(script: Script) -> tuple[tuple[tuple[str, str], ...], dict[str, str], tuple[str, ...]]:
+def _environment_of(
+    script: Script, own: Mapping[str, Argument]
+) -> tuple[tuple[tuple[str, str], ...], dict[str, str], tuple[str, ...]]:
     """Return the exported variables with their values, the reasons for changes, and the names of those not copied.
 
-    What belongs to the shell is not copied, nor what is known only at run time.
+    What belongs to the shell is not copied, nor what is known only at run time. `own` are the variables that the script
+    sets for the command alone.
     """
     found, reasons, not_copied = [], {}, []
-    for name in script.exported:
-        words = script.variables.get(name, ())
+    for name in dict.fromkeys((*script.exported, *own)):
+        words = (own[name],) if name in own else script.variables.get(name, ())
         if name in _MEETS:
             found.append((name, _MEETS[name]))
             reasons[name] = MEETING

@@ -40,7 +40,7 @@ products, attention and GELU were 0 to 12% from the medians of a traced step, ca
 TOLD_BY: Mapping[str, Collection[OpKind]] = {
     "matmul_efficiency": (OpKind.MATMUL,),
     "grouped_matmul_efficiency": (OpKind.GROUPED_MATMUL,),
-    "attention_efficiency": (OpKind.ATTENTION,),
+    "attention_efficiency": (OpKind.ATTENTION, OpKind.SCAN),
     "memory_efficiency": (OpKind.NORM,),
     "network_efficiency": COLLECTIVES,
     "collective_launch_s": COLLECTIVES,

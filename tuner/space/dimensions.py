@@ -168,7 +168,7 @@ _ROWS = (
         space_key=f"Opens this dimension, as `recompute` does.{_FIXED}",
         job_key="Training states sharded over data parallel ranks: 0 none, 1 optimizer, 2 gradients, 3 weights."
         "\n\nDefault: `1`, or the lowest above 0 that the runtime offers",
-        offered=lambda runtime: runtime.zero_stages,
+        offered=lambda runtime: runtime.offered_stages,
     ),
     SearchedDimension(
         name="sequence_parallel",

@@ -170,7 +170,7 @@ def active_rules(setting: Setting, options: SpaceOptions) -> list[Rule]:
     rules = [rule for rule in rules if rule.name not in DUPLICATE_RULES or rule.needs[-1] in options.opened]
     listed = {name for name, _ in options.allowed}
     rules = [rule for rule in rules if rule.name not in THINNING_RULES or rule.needs[-1] not in listed]
-    least = min(setting.runtime.zero_stages)
+    least = min(setting.runtime.offered_stages)
     if least not in dict(options.allowed).get("zero_stage", (least,)):
         rules = [rule for rule in rules if rule.name != "zero_needs_replicas"]
     rules += [EQUAL_CHUNKS] if options.equal_chunks else []

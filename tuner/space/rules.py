@@ -163,7 +163,7 @@ def _kv_heads_exchanged(s: Setting, c: Columns) -> Keep:
 
 def _least_stage(s: Setting, c: Columns) -> IntArray:
     # offloaded states need a stage of at least 1, and without replicas the lowest possible stage stands for all
-    least = min(s.runtime.zero_stages)
+    least = min(s.runtime.offered_stages)
     return np.where(_is_offloaded(c), max(least, 1), least)
 
 
@@ -187,6 +187,18 @@ CHUNKS_WITHOUT_LAYERS = 2
 _TWO_CHUNKS = "ring attention deals two chunks to each rank to balance the causal mask"
 
 
+def _without_fsdp2(dimension: str, rule: str, default: int = 1) -> Rule:
+    """Return a rule of FSDP2 in Megatron-LM (training/arguments.py, validate_args): a dimension is at its default."""
+    return Rule(
+        name=f"fsdp2_{dimension}",
+        needs=(dimension,),
+        keep=lambda s, c: (c[dimension] == default) | (not s.runtime.torch_fsdp2),
+        reason=lambda _: (
+            f"--use-torch-fsdp2 {rule}, so {dimension} must be {'none' if dimension == 'offload' else default}"
+        ),
+    )
+
+
 def _absent(dimension: str, what: str, default: int = 1) -> Rule:
     return Rule(
         name=f"no_{dimension}",
@@ -207,6 +219,29 @@ RULES: dict[str, Rule] = {
         _absent("ep", "expert parallelism"),
         _absent("expert_tp", "tensor parallelism of the experts apart from tp", 0),
         _absent("dp_shard", "sharding over a part of dp", 0),
+        _without_fsdp2("pp", "runs no pipeline"),
+        _without_fsdp2("ep", "deals no experts out to ranks"),
+        # torch_fully_sharded_data_parallel.py: one mesh of all data and context parallel ranks
+        _without_fsdp2("dp_shard", "shards over all replicas", 0),
+        # training/arguments.py: offloading demands the distributed optimizer, which FSDP2 excludes
+        _without_fsdp2("offload", "keeps the optimizer's states on the devices", OFFLOAD_MODES.index("none")),
+        Rule(
+            name="fsdp2_untied",
+            needs=("zero_stage",),
+            keep=lambda s, c: np.full(
+                len(c["zero_stage"]), not (s.runtime.torch_fsdp2 and s.job.model.tied_embeddings)
+            ),
+            reason=lambda s: (
+                f"--use-torch-fsdp2 takes untied embeddings only; {s.job.model.name} "
+                f"{'ties' if s.job.model.tied_embeddings else 'does not tie'} its own"
+            ),
+        ),
+        Rule(
+            name="fsdp2_fp16",
+            needs=("zero_stage",),
+            keep=lambda s, c: np.full(len(c["zero_stage"]), not (s.runtime.torch_fsdp2 and s.job.precision == "fp16")),
+            reason=lambda _: "--use-torch-fsdp2 takes no fp16",
+        ),
         Rule(
             name="devices",
             needs=("pp", "tp", "dp", "cp", "up"),
@@ -606,8 +641,11 @@ RULES: dict[str, Rule] = {
         Rule(
             name="zero_supported",
             needs=("zero_stage",),
-            keep=lambda s, c: np.isin(c["zero_stage"], s.runtime.zero_stages),
-            reason=lambda s: f"{s.runtime.name} offers ZeRO stages {', '.join(map(str, s.runtime.zero_stages))}",
+            keep=lambda s, c: np.isin(c["zero_stage"], s.runtime.offered_stages),
+            reason=lambda s: (
+                f"{s.runtime.name} offers ZeRO stages {', '.join(map(str, s.runtime.offered_stages))}"
+                f"{' with FSDP2' if s.runtime.torch_fsdp2 else ''}"
+            ),
         ),
         Rule(
             name="zero_needs_replicas",
@@ -615,7 +653,7 @@ RULES: dict[str, Rule] = {
             keep=lambda s, c: (c["zero_stage"] == _least_stage(s, c)) | (_replicas(c) > 1),
             reason=lambda s: (
                 "without replicas (dp*cp*up = 1) every ZeRO stage is the same, and stage "
-                f"{min(s.runtime.zero_stages)} stands for all (at least 1 if states are offloaded)"
+                f"{min(s.runtime.offered_stages)} stands for all (at least 1 if states are offloaded)"
             ),
         ),
         Rule(
@@ -682,6 +720,7 @@ _MEGATRON = (
     *_FURTHER,
     "experts_need_sequence_parallel",
 )
+_FSDP2 = ("fsdp2_pp", "fsdp2_ep", "fsdp2_untied", "fsdp2_fp16")
 _OF_MINDSPEED = {"layers_or_layout": "chunks_filled", "vpp_filled": "vpp_micro_batches"}
 _MEGATRON_2021 = (
     *_EVERY_RUNTIME,
@@ -704,9 +743,9 @@ _SETS: dict[str, tuple[str, ...]] = {
     ),
     # megatron-core 0.16 transformer_config.py, schedules.py and parallel_state.py (the experts' own tensor degree;
     # several instances of the distributed optimizer, each with all experts); Megatron-LM training/arguments.py
-    "megatron": (*_MEGATRON, *_SHARD, "offload_needs_sharding"),
+    "megatron": (*_MEGATRON, *_SHARD, "offload_needs_sharding", *_FSDP2, "fsdp2_dp_shard", "fsdp2_offload"),
     # a framework that nobody named: most that have all of these dimensions descend from Megatron-LM (assumed)
-    "unknown": _MEGATRON,
+    "unknown": (*_MEGATRON, *_FSDP2),
     # MindSpeed runs Megatron-LM's checks, repeats key-value heads for Ulysses, fills short chunks with no-op layers
     # (features_manager/pipeline_parallel/noop_layers.py), and knows one instance of the distributed optimizer and
     # rounds of pp micro-batches (both assumed)

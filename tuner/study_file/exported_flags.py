@@ -12,7 +12,7 @@ from costmodels.job.training_job import TrainingJob
 from hardware.io.errors import ConfigError
 from trials.command.own_words import flag_of
 from trials.framework_flags import FlagExporter, Flags, ReadFlags, WordRules
-from tuner.export import find_exporter
+from tuner.export import find_exporter, torchtitan_flags
 from tuner.export.bridge import BRIDGE
 from tuner.export.megatron_flags import GROUPS, NEVER_ADDED, NEVER_REMOVED, PP
 from tuner.export.megatron_refused import refused_flags
@@ -30,8 +30,16 @@ WITH_FLAGS = ("bridge", "maxtext", "megatron", "mindspeed", "swift", "torchtitan
 ENDS_COMMAND = ("torchtitan",)
 """Exporters whose flags end with a subcommand, after which the program takes no other flags."""
 
+WITH_FILE = "torchtitan-toml"
+"""Name of torchtitan's flags in versions before 0.3, whose commands name a TOML file."""
+
 _LAYERS = "--num-layers"
 _OF_MEGATRON = WordRules(groups=GROUPS, never_added=NEVER_ADDED, never_removed=NEVER_REMOVED)
+_OF_TORCHTITAN = WordRules(
+    groups={flag_of(flag): flag_of(group) for flag, group in torchtitan_flags.GROUPS.items()},
+    follows={flag_of(flag): tuple(map(flag_of, others)) for flag, others in torchtitan_flags.FOLLOWS.items()},
+    never_removed=frozenset(map(flag_of, torchtitan_flags.NEVER_REMOVED)),
+)
 _RULES = {"megatron": _OF_MEGATRON, "mindspeed": _OF_MEGATRON}
 """Rules by which the flags of a command are exchanged in place, by the exporters whose words say a configuration."""
 _RENAMED = {
@@ -39,7 +47,7 @@ _RENAMED = {
     if program is SWIFT
     else WordRules(groups={flag_of(f"{key}="): PP for key in keys_of(program, STAGES)})
     for program in (BRIDGE, SWIFT, VERL)
-} | {"maxtext": WordRules()}
+} | {"maxtext": WordRules(), "torchtitan": _OF_TORCHTITAN, WITH_FILE: _OF_TORCHTITAN}
 """The same for programs with settings over a recipe: their words say a part, and `current` the whole."""
 
 
@@ -57,8 +65,10 @@ class ExportedFlags:
 
     def __call__(self, config: ParallelConfig) -> Flags:
         """Return the flags of one configuration."""
-        export = find_exporter(self.target)(self.setting, config)
+        export = find_exporter(self.target.removesuffix("-toml"))(self.setting, config)
         words = export.arguments
+        if self.target == WITH_FILE:
+            words = torchtitan_flags.before_0_3(words)
         if self.target == "mindspeed" and _LAYERS not in words:  # with no-op layers the export says it
             words = (*words, _LAYERS, str(self.setting.job.model.num_layers))
         refused = refused_flags(config) if self.target in _RULES else frozenset()
@@ -128,7 +138,9 @@ def flag_exporters(setting: Setting, current: ParallelConfig | None = None) -> d
         setting: Job, cluster and runtime of the study.
         current: Configuration in use today, if the study states it.
     """
-    return {name: _exporter(name, ExportedFlags(setting=setting, target=name), current) for name in WITH_FLAGS}
+    return {
+        name: _exporter(name, ExportedFlags(setting=setting, target=name), current) for name in (*WITH_FLAGS, WITH_FILE)
+    }
 
 
 def _exporter(name: str, write: ExportedFlags, current: ParallelConfig | None) -> FlagExporter:

@@ -10,7 +10,7 @@ from costmodels.calibration.measured_runs import MeasuredGroup
 from costmodels.job.facts import parse_facts, with_facts
 from costmodels.job.model_catalog import load_model
 from costmodels.job.parallel_config import DIMENSIONS
-from costmodels.job.runtime import RuntimeProfile, find_runtime, read_profile
+from costmodels.job.runtime import LAYOUT_RULE_SETS, RuntimeProfile, find_runtime, read_profile
 from costmodels.job.sequences import check_rows
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
@@ -104,6 +104,7 @@ def _choose_model(keys: StudyKeys, cluster: Cluster, base_dir: Path) -> Chosen:
     profile = under("runtime", lambda: _runtime(keys.runtime, base_dir))
     of_knobs = facts_of_today(keys.space.knobs, profile.rule_set, keys.trial.framework())
     runtime = with_facts(with_facts(profile, parse_facts(keys.facts)), of_knobs)
+    _check_sharding(runtime)
     group = under("trial", lambda: keys.trial.measured_runs(base_dir))
     job = _job(keys, base_dir, group, runtime)
     for device in cluster.devices:
@@ -262,14 +263,25 @@ def _job(keys: StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime: 
     model = load_model(keys.model, base_dir)
     values = keys.job.model_dump()
     if values["zero_stage"] is None:
-        sharded = [stage for stage in runtime.zero_stages if stage]
-        values["zero_stage"] = 1 if 1 in sharded else min(sharded, default=0)
+        sharded = [stage for stage in runtime.offered_stages if stage]
+        values["zero_stage"] = 1 if 1 in sharded else max(sharded) if runtime.torch_fsdp2 else min(sharded, default=0)
     if values["expert_tp"] is None:
         values["expert_tp"] = int(runtime.whole_experts and model.is_moe)
     values["recompute_modules"] = tuple(values["recompute_modules"])
     of_job = keys.job
     under("job", lambda: _set_batch(values, of_job, base_dir))
     return under("job", lambda: TrainingJob(model=model, **values))  # type: ignore[no-any-return] # _under returns what the lambda does
+
+
+def _check_sharding(runtime: RuntimeProfile) -> None:
+    """Check that a framework can be told to shard by FSDP2 in place of its own ways.
+
+    Raises:
+        ConfigError: It is not Megatron-LM, or its profile has no such stages.
+    """
+    if runtime.torch_fsdp2 and (runtime.rule_set not in LAYOUT_RULE_SETS or not runtime.offered_stages):
+        rule = f"is a way of Megatron-LM alone, and the runtime is {runtime.name}"
+        raise ConfigError(rule, key="facts.sharding", value="fsdp2", nearest="own, or leave it out")
 
 
 def _set_batch(values: dict[str, Any], keys: JobKeys, base_dir: Path) -> None:

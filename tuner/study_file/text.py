@@ -135,7 +135,7 @@ def _command(command: LaunchCommand) -> list[str]:
         "  command: [",
         *(f"    {line}" for line in _wrap_words([_scalar(one) for one in command.arguments])),
         "  ]",
-        f"  flags: {command.framework}",
+        f"  flags: {command.flags or command.framework}",
         *(["  launch: once  # the command reaches the hosts by itself"] if command.launch == "once" else []),
         *_slurm(command),
         *environment,

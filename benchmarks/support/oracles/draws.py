@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from costmodels.job.facts import Told, with_facts
 from costmodels.job.model_spec import ModelSpec, plain_model
 from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ParallelConfig
 from costmodels.job.runtime import find_runtime
@@ -46,12 +47,14 @@ class Edges:
     Attributes:
         runtimes: Names of the profiles whose rules are asked.
         lengths: Sequence lengths [tokens].
+        facts: Facts of the run, of which each draw has one choice.
         fixed: Values of dimensions that are not varied, by name.
         adapt: Function that changes a drawn model, for sizes that the framework doesn't look at.
     """
 
     runtimes: tuple[str, ...]
     lengths: tuple[int, ...] = LENGTHS
+    facts: tuple[Told, ...] = ((),)
     fixed: tuple[tuple[str, Any], ...] = ()
     adapt: Callable[[ModelSpec], ModelSpec] = lambda model: model
 
@@ -85,7 +88,7 @@ def _kind(config: ParallelConfig, broken: dict[str, str]) -> tuple[object, ...]:
 
 
 def _draw(edges: Edges, rng: np.random.Generator) -> tuple[Setting, ParallelConfig, dict[str, str]]:
-    runtime = find_runtime(_pick(rng, edges.runtimes))
+    runtime = with_facts(find_runtime(_pick(rng, edges.runtimes)), _pick(rng, edges.facts))
     cluster = _cluster(int(_pick(rng, DEVICES)))
     job = TrainingJob(
         model=edges.adapt(_model(rng)),
@@ -95,7 +98,7 @@ def _draw(edges: Edges, rng: np.random.Generator) -> tuple[Setting, ParallelConf
     values = _degrees(rng, cluster.num_devices, job)
     values |= {
         "recompute": _pick(rng, runtime.recompute_modes),
-        "zero_stage": int(_pick(rng, runtime.zero_stages)),
+        "zero_stage": int(_pick(rng, runtime.offered_stages)),
         "sequence_parallel": bool(rng.random() < 0.7),
         "expert_tp": int(_pick(rng, (0, 0, 0, 1, 2))) if job.model.is_moe else 0,
         "dp_shard": int(_pick(rng, divisors(values["dp"]))) if rng.random() < 0.3 else 0,

@@ -67,6 +67,8 @@ def _run(parser: MegatronParser, words: list[str], environment: Any, setting: Se
         model_parallel_cuda_manual_seed(1)
         config.use_cpu_initialization, config.perform_initialization = True, False
         chunks = [_chunk(given, config, at) for at in range(given.virtual_pipeline_model_parallel_size or 1)]
+        if given.use_torch_fsdp2:
+            chunks = [_sharded(given, chunk) for chunk in chunks]
         batches = ConstantNumMicroBatchesCalculator(
             given.global_batch_size, given.micro_batch_size, given.data_parallel_size, False, 0
         )
@@ -104,6 +106,20 @@ def _chunk(given: Any, config: Any, number: int) -> Any:
         share_embeddings_and_output_weights=not given.untie_embeddings_and_output_weights,
         vp_stage=stage,
     )
+
+
+def _sharded(given: Any, chunk: Any) -> Any:
+    """Return a chunk whose parameters FSDP2 shards over all replicas, as training.py does."""
+    from megatron.core.distributed import TorchFullyShardedDataParallel
+    from megatron.core.transformer.module import Float16Module
+    from megatron.training.training import get_megatron_ddp_config
+    from torch.distributed import DeviceMesh
+
+    chunk.config.transformer_impl = "local"  # as the layers are that _chunk builds
+    mesh = DeviceMesh.from_group
+    DeviceMesh.from_group = lambda group, _: mesh(group, "cpu")
+    narrow = Float16Module(chunk.config, chunk)
+    return TorchFullyShardedDataParallel(chunk.config, get_megatron_ddp_config(given), narrow)
 
 
 def _step(given: Any, data: Iterator[int], model: Any) -> Any:

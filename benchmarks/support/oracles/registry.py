@@ -39,6 +39,7 @@ _STAGE = (
     "the cost model prices stages of at least one layer; a stage with the embedding or the head alone pays no layer"
 )
 _SEARCHED = "a rule of the search, not of the framework: the same layers in more chunks only send more"
+_ONE_MESH = "the framework takes the flag for copies and shards over all replicas nevertheless"
 _EMPTY = "chunks between the ends without a layer, which only pass activations on"
 
 FRAMEWORKS: dict[str, Framework] = {
@@ -55,8 +56,8 @@ FRAMEWORKS: dict[str, Framework] = {
     "megatron": Framework(
         module="megatron.core",
         make=megatron_oracle,
-        edges=Edges(runtimes=("megatron-core",)),
-        known={"vpp_shortens": _SEARCHED, "layers_or_layout": _EMPTY},
+        edges=Edges(runtimes=("megatron-core",), facts=((), (), (("sharding", "fsdp2"),))),
+        known={"vpp_shortens": _SEARCHED, "layers_or_layout": _EMPTY, "fsdp2_dp_shard": _ONE_MESH},
     ),
     "nanotron": Framework(
         module="nanotron",

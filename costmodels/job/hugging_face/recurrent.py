@@ -128,11 +128,13 @@ def nemotron_h(config: Config, name: str) -> ModelSpec:
             shared_size=shared,
             latent_size=config.count("moe_latent_size", default=0, minimum=0),
         )
-    left = ("multi-token prediction",) if config.count("num_nextn_predict_layers", default=0, minimum=0) else ()
+    mtp = config.count("num_nextn_predict_layers", default=0, minimum=0)
+    predicting = config.words("mtp_layers_block_type", tuple(told)) if mtp else None
+    mtp_layer = [blocks[told[kind]] for kind in predicting or ()]
     for key in ("intermediate_size", "mlp_bias", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"):
         config.read.add(key)
     config.read.update(("moe_shared_expert_intermediate_size", "moe_latent_size", "head_dim"))
-    return model(config, [(blocks[kind],) for kind in kinds], name=name, tied=False, left_out=left)
+    return model(config, [(blocks[kind],) for kind in kinds], name=name, tied=False, mtp=mtp, mtp_layer=mtp_layer)
 
 
 def granite_hybrid(config: Config, name: str) -> ModelSpec:

@@ -136,6 +136,7 @@ def model(
     name: str,
     tied: bool,
     mtp: int = 0,
+    mtp_layer: Sequence[AbstractBlock] = (),
     left_out: Sequence[str] = (),
 ) -> ModelSpec:
     """Return the model of these layers, between the tables of the config.json.
@@ -146,6 +147,7 @@ def model(
         name: Name of the model.
         tied: Default of `tie_word_embeddings`.
         mtp: Multi-token prediction modules.
+        mtp_layer: Blocks of their layer, if it is not like the last one.
         left_out: Parts that are not read.
     """
     hidden_size, vocab_size = config.count("hidden_size"), config.count("vocab_size")
@@ -161,5 +163,6 @@ def model(
         embedding=Embedding(hidden_size=hidden_size, vocab_size=vocab_size),
         head=Head(hidden_size=hidden_size, vocab_size=vocab_size, has_table=not is_tied, norm_size=hidden_size),
         num_mtp_layers=mtp,
+        mtp_layer=tuple(mtp_layer),
         left_out=tuple(left_out),
     )

@@ -360,6 +360,20 @@ MEGATRON_RULES: tuple[PublishedRule, ...] = (
         holds=lambda v, _: bool(v.get("--use-megatron-fsdp")) == (v.get("--ckpt-format") == "fsdp_dtensor"),
     ),
     PublishedRule(
+        key="--use-torch-fsdp2",
+        rule="excludes pipelines, expert parallelism, fp16, fused accumulation and all other sharding",
+        source=_ARGUMENTS,
+        holds=lambda v, _: (
+            not v.get("--use-torch-fsdp2")
+            or (
+                (number(v, PP), number(v, EP)) == (1, 1)
+                and bool(v.get("--no-gradient-accumulation-fusion"))
+                and v.get("--ckpt-format") in (None, "torch_dist", "torch_dcp")
+                and not any(v.get(f"--{one}") for one in ("use-distributed-optimizer", "use-megatron-fsdp", "fp16"))
+            )
+        ),
+    ),
+    PublishedRule(
         key="--recompute-modules",
         rule="requires selective recomputation",
         source=_TRANSFORMER,
@@ -390,6 +404,8 @@ def said_by_megatron(values: Values, facts: Facts) -> dict[str, FlagValue]:
     layout = layout_of(str(values[LAYOUT])) if values.get(LAYOUT) is not None else None
     stages = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
     stage = stages[str(values[SHARDING])] if values.get("--use-megatron-fsdp") else 0
+    if values.get("--use-torch-fsdp2"):
+        stage = 2 if values.get("--torch-fsdp2-no-reshard-after-forward") else 3
     return {
         **common_dimensions(values, facts, up=_ulysses(values)),
         "vpp": len(layout) // number(values, PP) if layout else number(values, VPP),

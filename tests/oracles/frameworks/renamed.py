@@ -72,6 +72,7 @@ KEYS: dict[str, dict[str, str]] = {
         "ddp.num_distributed_optimizer_instances": "--num-distributed-optimizer-instances",
         "ddp.outer_dp_sharding_strategy": "--outer-dp-sharding-strategy",
         "checkpoint.ckpt_format": "--ckpt-format",
+        "dist.use_torch_fsdp2": "--use-torch-fsdp2",
         "model.gradient_accumulation_fusion": "--no-gradient-accumulation-fusion",
         "model.seq_length": "--seq-length",
         "dataset.seq_length": "--seq-length",

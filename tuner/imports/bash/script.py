@@ -45,11 +45,13 @@ class Command:
         words: Words of the command.
         line: Line of its first word.
         outer: Words before the shell that runs the command after others, such as srun with its options.
+        own: Variables that are set before the command and for it alone, with their values.
     """
 
     words: tuple[Argument, ...]
     line: int
     outer: tuple[Argument, ...] = ()
+    own: tuple[tuple[str, Argument], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,6 +188,8 @@ class _Reader:
         """Read a simple command: assign and export its variables, and record it if it starts a program."""
         declares = words[0].bare in _DECLARING
         first = next((at for at, word in enumerate(words) if _assignment(word) is None), len(words))
+        set_before = [found for word in words[:first] if (found := _assignment(word)) and not found[1]]
+        own = tuple((name, argument_of(_split(self._text(parts)))) for name, _, parts in set_before)
         for word in words[: len(words) if declares else first]:
             self._assign(word)
         if declares:
@@ -194,11 +198,10 @@ class _Reader:
             return
         rest, fields = words[first:], list(self._fields(words[first:]))
         if fields and not self._builtin(rest, fields) and rest[0].bare not in _SILENT:
-            self.exported += [name for word in words[:first] if (name := _name_of(word))]
             first_inner, *others = self._inner_commands(fields)
-            self.commands.append(Command(words=first_inner, line=rest[0].line))
+            self.commands.append(Command(words=first_inner, line=rest[0].line, own=own))
             outer = tuple(takewhile(lambda word: not _is_shell(word), first_inner))
-            self.commands += [Command(words=inner, line=rest[0].line, outer=outer) for inner in others]
+            self.commands += [Command(words=inner, line=rest[0].line, outer=outer, own=own) for inner in others]
 
     def _builtin(self, words: tuple[Word, ...], fields: Sequence[Text]) -> bool:
         """Perform a command that changes variables; return whether it is one and nothing else."""
@@ -270,6 +273,8 @@ class _Reader:
         before = self.variables.get(name, ())
         if is_array and before and not any(piece.is_whole for piece in before):
             before = _array([before])  # a scalar becomes the first element
+        if value and not is_added and _is_known(value) and [one.text for one in value] == [one.text for one in before]:
+            return  # `NGPU="$NGPU" program` changes nothing, also where it may not run
         if not self.is_sure:
             # `ARGS="$ARGS --more"` keeps what was known and adds something, as `+=` does.
             if before and not is_array and value[: len(before)] == before:
@@ -353,6 +358,10 @@ class _Reader:
             return "?" if any(piece.unknown for piece in pieces) else "".join(piece.text for piece in pieces) or "?"
 
         return evaluate(re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", number, text))
+
+
+def _is_known(value: Text) -> bool:
+    return not any(piece.unknown for piece in value)
 
 
 def _assignment(word: Word) -> tuple[str, bool, tuple[Part, ...]] | None:

@@ -17,7 +17,7 @@ import shlex
 from dataclasses import dataclass, replace
 
 from hardware.io.errors import ConfigError
-from tuner.export.megatron_flags import names_in
+from tuner.export.megatron_flags import KEEPS_WEIGHTS, names_in
 from tuner.imports.imported import Imported
 from tuner.imports.log.block import MOST_LINES, AbstractFinder
 from tuner.imports.log.lines import Line
@@ -39,6 +39,7 @@ _WHEN_FALSE = {
     "add_bias_linear": "--disable-bias-linear",
     "add_position_embedding": "--no-position-embedding",
     "gradient_accumulation_fusion": "--no-gradient-accumulation-fusion",
+    "torch_fsdp2_reshard_after_forward": KEEPS_WEIGHTS,
 }
 """Flag that an argument of False stands for."""
 _LEFT_OUT = {

@@ -17,7 +17,7 @@ from typing import Any
 from hardware.io.errors import ConfigError
 from tuner.export.flag_table import Flag as Declared
 from tuner.export.flag_table import fact_flags
-from tuner.export.megatron_flags import FLAGS, LAYOUT, names_in
+from tuner.export.megatron_flags import FLAGS, FSDP2, LAYOUT, names_in
 from tuner.imports.bash.texts import Argument
 from tuner.imports.flags import Flag, flags_among
 from tuner.imports.imported import Imported
@@ -120,6 +120,7 @@ def _training_flags(model: Mapping[str, Any], keys: Keys) -> list[list[str]]:
     ]
     shards = keys.value("ddp.use_distributed_optimizer") or keys.value("optimizer.use_distributed_optimizer")
     flags += [["--use-distributed-optimizer"]] if shards else []
+    flags += [[FSDP2]] if keys.value("dist.use_torch_fsdp2") else []
     if keys.value("ddp.use_megatron_fsdp"):
         strategy = keys.text("ddp.data_parallel_sharding_strategy", default="no_shard")
         flags += [["--use-megatron-fsdp"], ["--data-parallel-sharding-strategy", strategy]]

@@ -129,6 +129,7 @@ def _nemo_launch(command: Command, at: int) -> Launch:
         launcher_words=(),
         program=words[at : at + 3],
         training=words[at + 3 :],
+        own=command.own,
     )
 
 

@@ -257,6 +257,7 @@ def _command(script: Script, command: Command, at: int, items: Sequence[Item]) -
         launcher_words=(),
         program=words[at : at + 2],
         training=words[at + 2 :],
+        own=command.own,
     )
     found = command_with_settings(
         launch,

@@ -86,3 +86,34 @@ def test_overlap_of_tensor_parallelism_goes_with_sequence_parallelism():
 
     assert exchange_words(words, ["--sequence-parallel"], [], rules) == ["--bf16"]
     assert exchange_words(words, ["--sequence-parallel"], ["--sequence-parallel"], rules) == words
+
+
+POLICY = "activation-checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("words", "now", "then", "expected"),
+    [
+        (
+            f"x.py --tp 2 {POLICY}:full",
+            f"--tp 2 {POLICY}:full",
+            f"--tp 4 --ep 2 {POLICY}:full",
+            "--tp 4 --ep 2 {}:full",
+        ),
+        (
+            f"x.py --tp 2 {POLICY}:full --debug",
+            f"{POLICY}:full",
+            f"--ep 2 {POLICY}:full",
+            "--tp 2 --ep 2 {}:full --debug",
+        ),
+        (f"x.py --tp 2 {POLICY}:full --debug", f"{POLICY}:full", f"{POLICY}:none", "--tp 2 {}:none"),
+        ("x.py --tp 2 --on", f"--on {POLICY}:selective", f"--on {POLICY}:full", "--tp 2 --on {}:full"),
+        (f"x.py --on {POLICY}:full", f"--on {POLICY}:full", f"{POLICY}:full", "{}:full"),
+    ],
+    ids=["in place and before it", "its own flags stay", "another with its own", "the recipe's", "a switch before it"],
+)
+def test_a_subcommand_ends_the_command(words, now, then, expected):
+    """What stands behind a subcommand is its own, and no flag of the program comes there."""
+    found = exchange_words(words.split(), now.split(), then.split(), WordRules())
+
+    assert " ".join(found) == f"x.py {expected.format(POLICY)}"

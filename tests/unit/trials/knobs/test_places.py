@@ -72,6 +72,7 @@ def test_variables_and_keys_of_files():
         (["--bucket-size", "-5", "--b"], ["--b"]),
         (["--bucket-size=7", "--bucket-size-other", "1"], ["--bucket-size-other", "1"]),
         (["train", "--overlap"], ["train"]),
+        (["--b", "--overlap", "activation-checkpoint:full"], ["--b", "activation-checkpoint:full"]),
     ],
 )
 def test_flags_of_a_framework_make_way(arguments, left):

@@ -267,7 +267,7 @@ def test_torchtitan_flags():
 
 
 def test_the_command_of_torchtitan_is_that_of_a_trial():
-    """`{flags}` stands last in place of what a configuration decides; checkpoints and reports are left out."""
+    """Its words stay, the subcommand last; checkpoints and reports are left out, and each step is logged."""
     command = read("torchtitan", TORCHTITAN_SCRIPT).command
 
     assert (command.unknown, command.framework) == ((), "torchtitan")
@@ -275,7 +275,9 @@ def test_the_command_of_torchtitan_is_that_of_a_trial():
     assert words[:2] == ("torchrun", "--nnodes={num_hosts}")
     assert words[words.index("-m") :] == (
         *("-m", "torchtitan.train", "--module", "llama3", "--config", "llama3_8b", "--training.steps", "200"),
-        *("--compile.enable", "--metrics.log_freq", "1", "{flags}"),
+        *("--compile.enable", "--parallelism.tensor-parallel-degree=4", "--parallelism.no-enable-sequence-parallel"),
+        *("--training.seq_len", "4096", "--training.local_batch_size", "2", "--training.global_batch_size", "64"),
+        *("--metrics.log_freq", "1", "activation-checkpoint:full"),
     )
     assert command.environment == (("PYTORCH_ALLOC_CONF", "expandable_segments:True"),)
     assert command.left_out == ("--checkpoint.enable", "--checkpoint.interval", "--metrics.enable_wandb")
@@ -285,13 +287,14 @@ def test_the_command_of_torchtitan_is_that_of_a_trial():
     ("before", "after", "why"),
     [
         ("--compile.enable", '"$@"', "$@ on line 3 is given when the script is started"),
-        ("--compile.enable", "--job.config_file a.toml", "which has no --job.config_file"),
+        ("--compile.enable", "--experimental.pipeline_parallel_degree 1", "flags of torchtitan 0.1 or later"),
+        ("--training.seq_len 4096", "--training.num-tokens-per-train-step=262144", "counts batches in tokens"),
         ("torchrun", "srun", "is not torchrun, and neither srun nor mpirun starts it"),
     ],
-    ids=["arguments", "an older version", "another launcher"],
+    ids=["arguments", "an older version", "a later version", "another launcher"],
 )
 def test_a_command_of_torchtitan_that_is_not_whole(before, after, why):
-    """What only a run could tell, or what `{flags}` can't be written for, is told."""
+    """What only a run could tell, or a version whose flags are others, is told."""
     command = read("torchtitan", TORCHTITAN_SCRIPT.replace(before, after)).command
 
     assert any(why in told for told in command.unknown)

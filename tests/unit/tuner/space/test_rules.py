@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodels.job.parallel_config import RECOMPUTE_MODES, ParallelConfig
+from costmodels.job.parallel_config import DEGREES, RECOMPUTE_MODES, ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
 from costmodels.sharding.frontends.transformer.experts import slots_per_expert
 from hardware.io.errors import ConfigError
@@ -367,7 +367,27 @@ def test_nothing_is_lost_between_kept_and_removed(data):
 MOE = {"num_experts": 4, "top_k": 2, "expert_ffn_size": 14336}
 
 
+FSDP2 = {"devices_per_host": 8, "job": {"zero_stage": 3}, "runtime": {"torch_fsdp2": True, "zero_stages": (0, 1, 2, 3)}}
 SIX_RANKS = {"devices_per_host": 6, "ffn_size": 12, "sequence_length": 48}
+
+
+@pytest.mark.parametrize("rule_set", ["megatron", "unknown"])
+def test_fsdp2_of_megatron_runs_neither_pipelines_nor_expert_parallelism(rule_set):
+    """With the fact the space has what Megatron-LM runs else, without these two, and at ZeRO 2 and 3 where opened."""
+    without = {**FSDP2, "runtime": FSDP2["runtime"] | {"torch_fsdp2": False}}
+    for opened in ((), ("zero_stage",)):
+        (fsdp2, options), (own, _) = (setting_of(rule_set, **one, **MOE) for one in (FSDP2, without))
+        options = replace(options, opened=opened)
+        pp, ep, stage = (
+            (DEGREES + OPENED).index("pp"),
+            (DEGREES + OPENED).index("ep"),
+            (DEGREES + OPENED).index("zero_stage"),
+        )
+        rows = [row for row in rows_of(enumerate_space(own, options)[0]) if row[pp] == row[ep] == 1 and row[stage] > 1]
+
+        assert rows
+        assert set(rows) <= set(rows_of(enumerate_space(fsdp2, options)[0]))
+        assert all(row[pp] == row[ep] == 1 and row[stage] > 1 for row in rows_of(enumerate_space(fsdp2, options)[0]))
 
 
 @pytest.mark.slow
@@ -401,6 +421,8 @@ def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
         (setting_of(rule_set, **SIX_RANKS, num_heads=12, num_kv_heads=4, head_dim=48), ()),
         (setting_of(rule_set, devices_per_host=8, sequence_length=1280, job={"zero_stage": 2}, **MOE), OPENED),
         (setting_of(rule_set, devices_per_host=8, job={"zero_stage": 3}, **MOE | {"expert_ffn_size": 36}), OPENED),
+        *((setting_of(rule_set, **FSDP2, **model), ()) for model in (MOE, {"tied_embeddings": True})),
+        (setting_of(rule_set, **FSDP2 | {"job": {"zero_stage": 3, "precision": "fp16"}}), ()),
     ]
     zero, split = (varieties[0][0][0].job.zero_stage, varieties[0][0][0].runtime.sequence_parallel)
     usual = {"zero_stage": zero, "sequence_parallel": split}
@@ -410,6 +432,7 @@ def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
         *({"dp": 8, "ep": 4, "dp_shard": 2}, {"dp": 4, "ep": 4, "dp_shard": 2}),
         *({"dp": 8, "expert_tp": 2}, {"dp": 4, "expert_tp": 2}, {"tp": 4, "expert_tp": 4, "sequence_parallel": True}),
         *({"dp": 8, "offload": "optimizer"}, {"dp": 8, "offload": "optimizer", "zero_stage": 0}),
+        *({"dp": 8, "offload": "optimizer", "zero_stage": 3}, {"dp": 8, "dp_shard": 2, "zero_stage": 3}),
     ]
     # what only an opened dimension refuses: it means the same as another value
     opened_too = [{"dp": 8, "expert_tp": 1}, {"dp": 8, "dp_shard": 8}]

@@ -27,9 +27,11 @@ def _notes(folder: Path, config: dict[str, object]) -> tuple[str, ...]:
 
 
 def test_towers_are_told(tmp_path: Path) -> None:
+    """A vision tower is named in a note."""
     notes = _notes(tmp_path, {"model_type": "gemma3", "text_config": TEXT, "vision_config": {"hidden_size": 64}})
     assert any(note.startswith("vision tower of the model: left out") for note in notes)
 
 
 def test_a_language_model_has_none(tmp_path: Path) -> None:
+    """A model without towers has no such note."""
     assert not any("left out" in note for note in _notes(tmp_path, TEXT))

@@ -204,3 +204,17 @@ def test_a_variable_that_doubles_itself_is_given_up():
     command = read_script(text).commands[-1]
 
     assert "is too long" in command.words[-1].unknown
+
+
+def test_variables_before_a_command_are_its_own():
+    """What is set before one command is no variable of another, and its own value changes nothing behind it."""
+    text = 'N=8\nif [ -n "$DRY" ]; then\nN="$N" A=1 dry $N\nelse\nA=2 B=x$N run $N\nfi\nlast $N'
+    found = {command.words[0].text: command for command in read_script(text).commands}
+
+    assert {name: {key: word.text for key, word in found[name].own} for name in ("dry", "run", "last")} == {
+        "dry": {"N": "8", "A": "1"},
+        "run": {"A": "2", "B": "x8"},
+        "last": {},
+    }
+    assert (found["last"].words[1].text, found["last"].words[1].unknown) == ("8", "")
+    assert read_script(text).exported == ()

@@ -121,6 +121,17 @@ def test_the_world_size_gives_the_replicas():
     assert (imported.hosts, imported.open, imported.unread) == (None, {}, ())
 
 
+@pytest.mark.parametrize(("gathers_again", "stage"), [(True, 3), (False, 2)])
+def test_a_log_tells_what_fsdp2_keeps(gathers_again, stage):
+    """It is printed whether it shards weights again after the forward pass; FSDP2 settles what else is printed."""
+    fsdp2 = {"use_torch_fsdp2": True, "torch_fsdp2_reshard_after_forward": gathers_again}
+    imported = read(printed(**fsdp2, use_distributed_optimizer=False, overlap_grad_reduce=False))
+
+    assert imported.job["zero_stage"] == stage
+    assert imported.facts["sharding"] == "fsdp2"
+    assert not {"overlaps_gradients", "overlaps_weight_gather", "gradient_bytes"} & imported.facts.keys()
+
+
 def test_the_vocabulary_is_that_of_the_tokenizer():
     """The padded vocabulary's line gives the size if no flag does."""
     text = printed(vocab_size=None) + " > padded vocab (size: 50257) with 943 dummy tokens (new size: 51200)\n"
