@@ -61,8 +61,8 @@ class Operator:
         block: Name of the block that the operator belongs to.
         family: Family of that block.
         phase: Phase, forward or backward.
-        shape: Columns of sizes [u, d]: (m, k, n) of a matmul or of a scan's products, (groups, m, k, n) of a grouped one,
-            (batch, heads, query length, key length, head size) of attention, (rows, columns) of a norm, (elements,)
+        shape: Columns of sizes [u, d]: (m, k, n) of a matmul or of a scan's products, (groups, m, k, n) of a grouped
+            matmul, (batch, heads, query length, key length, head size) of attention, (rows, columns) of a norm, (elements,)
             else.
         precision: Type of the operator's arithmetic.
         flop: Number of floating-point operations [u].
