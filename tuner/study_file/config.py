@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from costmodels.job.setting import Setting
 from hardware.cluster import Cluster
 from hardware.cluster_file import read_described_cluster
 from hardware.device import power_limit_w
@@ -109,7 +110,7 @@ def _resolve(
     chosen = choose_subject(keys, cluster, base_dir)
     subject = chosen.subject
     options, renamed = with_free_memory(chosen.options, keys.space, keys.limits, paths.named)
-    notes += (*renamed, *notes_on_former_rules(options, chosen.parts.setting))
+    notes += (*renamed, *notes_on_former_rules(options, chosen.parts.setting), *_left_out(chosen.parts.setting))
     catalog = chosen.catalog and replace(chosen.catalog, options=options)
     found = _knobs_of(keys.space.knobs, catalog, subject)
     knobs = found.knobs
@@ -162,6 +163,12 @@ def _resolve(
         knob_catalog=catalog,
         notes=(*notes, *history_notes, *paths.read_elsewhere(_files_read(keys, history, described.trace, base_dir))),
     )
+
+
+def _left_out(setting: Setting | None) -> tuple[str, ...]:
+    """Return a note on the parts of the model that no prediction counts."""
+    parts = setting.job.model.left_out if setting else ()
+    return (f"{' and '.join(parts)} of the model: left out of all predictions",) if parts else ()
 
 
 def _knobs_of(entries: Entries, catalog: KnobCatalog | None, subject: AbstractSubject) -> StudyKnobs:
