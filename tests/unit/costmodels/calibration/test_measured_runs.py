@@ -314,7 +314,7 @@ def test_a_row_takes_its_model_from_the_file_that_it_names(write):
     (folder / "moonlight.json").write_text(text, encoding="utf-8")
     (run,) = read(folder)
 
-    assert (run.model.name, run.model.num_layers, run.model.kv_lora_rank) == ("moonlight", 27, 512)
+    assert (run.model.name, run.model.num_layers, run.model.plain.kv_lora_rank) == ("moonlight", 27, 512)
     assert run.architecture == "moonlight.json"
 
 
