@@ -1,0 +1,128 @@
+"""Build a model of transformers on the meta device: shapes without values, so that any size takes moments.
+
+Nothing is loaded: no weights, no code of a repository (`auto_map` is refused), no network.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from hardware.io.errors import ConfigError, did_you_mean
+
+AUTO_CLASSES = (
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
+    modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    modeling_auto.MODEL_MAPPING_NAMES,
+)
+"""Names of the class to train for each model type, tried in this order where `architectures` names none."""
+
+IGNORED = ("auto_map", "quantization_config", "torch_dtype", "dtype", "transformers_version", "architectures")
+
+
+def config_of(mapping: Mapping[str, Any]) -> transformers.PretrainedConfig:
+    """Return transformers' configuration of a config.json.
+
+    Raises:
+        ConfigError: it needs code of a repository, transformers knows neither its type nor its architecture, or refuses
+            a value.
+    """
+    model_type = mapping.get("model_type")
+    config_class = CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING else _class_of_architecture(mapping)
+    if config_class is None:
+        if "auto_map" in mapping:
+            raise ConfigError(
+                "names code of a repository, which is not run; a model type that transformers has itself is traced",
+                key="auto_map",
+                value=mapping["auto_map"],
+            )
+        rule = f"is unknown to transformers {transformers.__version__}, as are the architectures of the file"
+        raise ConfigError(rule, key="model_type", value=model_type, nearest=did_you_mean(model_type, CONFIG_MAPPING))
+    values = {key: value for key, value in mapping.items() if key not in IGNORED and key != "model_type"}
+    try:
+        return config_class.from_dict(values)
+    except Exception as error:  # noqa: BLE001 - classes of 800 model types refuse values each in its own way
+        raise ConfigError(f"is refused by transformers' {config_class.__name__}: {first_line(error)}") from None
+
+
+def _class_of_architecture(mapping: Mapping[str, Any]) -> type[transformers.PretrainedConfig] | None:
+    """Return the configuration class of the first architecture that transformers has (Kimi-K2 is DeepseekV3ForCausalLM)."""
+    known = {name for names in AUTO_CLASSES for name in _flat(names.values())}
+    for name in mapping.get("architectures") or ():
+        if name in known:
+            found: type[transformers.PretrainedConfig] = getattr(transformers, name).config_class
+            return found
+    return None
+
+
+def _flat(names: Any) -> Iterator[str]:
+    for name in names:
+        yield from (name,) if isinstance(name, str) else name
+
+
+def class_of(config: transformers.PretrainedConfig, architectures: Any) -> type[transformers.PreTrainedModel]:
+    """Return the class that trains such a model: that of its architectures, or the first of `AUTO_CLASSES`."""
+    known = {name for names in AUTO_CLASSES for name in _flat(names.values())}
+    named = [name for name in architectures or () if name in known]
+    automatic = [name for names in AUTO_CLASSES for name in _flat([names.get(config.model_type, ())])]
+    for name in [*named, *automatic]:
+        found: type[transformers.PreTrainedModel] | None = getattr(transformers, name, None)
+        if found is not None and found.config_class is not None and isinstance(config, found.config_class):
+            return found
+    rule = f"has no model class to train in transformers {transformers.__version__}"
+    raise ConfigError(rule, key="model_type", value=config.model_type)
+
+
+def built(mapping: Mapping[str, Any], *, name: str) -> nn.Module:
+    """Return the model of a config.json on the meta device, in bf16, with the implementations of attention and experts of that name.
+
+    Raises:
+        ConfigError: as `config_of`, or the model cannot be built of these values.
+    """
+    with _offline():
+        config = config_of(mapping)
+        model_class = class_of(config, mapping.get("architectures"))
+        try:
+            with torch.device("meta"):
+                chosen = {"experts_implementation": name} if model_class._can_set_experts_implementation() else {}
+                model: nn.Module = model_class._from_config(  # noqa: SLF001 - the way of AutoModel.from_config
+                    config, attn_implementation=name, dtype=torch.bfloat16, **chosen
+                )
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a constructor fails in its own way on sizes that do not fit together
+            rule = f"cannot be built by transformers' {model_class.__name__}: {first_line(error)}"
+            raise ConfigError(rule) from None
+    return model.eval()
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Keep transformers from looking for kernels or backbones on the network."""
+    from huggingface_hub import constants  # noqa: PLC0415 - its switch is read when it is used
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def first_line(error: BaseException) -> str:
+    """Return the kind of an error and the first line of its text."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__

@@ -1,0 +1,161 @@
+"""Make one block of what several runs recorded: amounts that hold for any micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from costmodels.traced.amounts import Amount, fitted
+from costmodels.traced.model import Reach, TracedAttention, TracedBlock, TracedParameter, TracedPass, TracedProduct
+from costmodels.traced.with_torch.recording import AttentionRun, Place, ProductRun, Tally
+from costmodels.traced.with_torch.rows import part_of
+
+Shapes = Sequence[tuple[int, int]]
+_FEW = 8
+"""Runs of one place that are told apart; more of them are a loop."""
+
+
+def fitted_block(
+    path: str,
+    module: nn.Module,
+    parameters: tuple[TracedParameter, ...],
+    key: object,
+    shapes: Shapes,
+    tallies: Sequence[Tally],
+    trouble: str,
+) -> TracedBlock:
+    """Return the block at `path` with what the runs, one for each shape, recorded of it under `key`."""
+    bounds = [f"{path} was not run on tensors without values: {trouble}"] if trouble and parameters else []
+    products, attentions, passes = [], [], []
+    if tallies:
+        for place in _places(key, [tally.products for tally in tallies]):
+            runs = [tally.products.get(place, []) for tally in tallies]
+            products += _products(module, place, shapes, runs, bounds)
+        for place in _places(key, [tally.attentions for tally in tallies]):
+            attentions += _attentions(module, place, shapes, [tally.attentions.get(place, []) for tally in tallies], bounds)
+        for found in dict.fromkeys(one for tally in tallies for one in tally.passes if one[0] == key):
+            totals = [tally.passes.get(found, [0, 0, 0]) for tally in tallies]
+            amounts = [fitted(shapes, [total[part] for total in totals]) for part in range(3)]
+            count, read, written = amounts
+            if count is None or read is None or written is None:
+                bounds.append(f"passes of {_name(path, found[1])} ({found[2]}) grow with the length by no polynomial")
+                continue
+            part = part_of(module, found[1])
+            passes.append(
+                TracedPass(module=found[1], part=part, kind=found[2], count=count, read_bytes=read, written_bytes=written)
+            )
+    return TracedBlock(
+        name=path,
+        class_name=type(module).__name__,
+        parameters=parameters,
+        products=tuple(products),
+        attentions=tuple(attentions),
+        passes=tuple(passes),
+        bounds=tuple(bounds),
+    )
+
+
+def _name(path: str, module: str) -> str:
+    return f"{path}.{module}" if module else path
+
+
+def _places(key: object, tables: Sequence[dict[Place, list[ProductRun]]] | Sequence[dict[Place, list[AttentionRun]]]) -> list[Place]:
+    return list(dict.fromkeys(place for table in tables for place in table if place.block == key))
+
+
+def _products(
+    module: nn.Module, place: Place, shapes: Shapes, runs: Sequence[Sequence[ProductRun]], bounds: list[str]
+) -> list[TracedProduct]:
+    counts = [len(run) for run in runs]
+    part = part_of(module, place.module)
+    found = []
+    if len(set(counts)) == 1 and counts[0] <= _FEW:
+        columns = [[run[index] for run in runs] for index in range(counts[0])]
+        fits = [[_shape(shapes, column) for column in columns]]
+        if all(fit is not None for fit in fits[0]):
+            for column in columns:
+                found.append(_product(place, part, shapes, [[one] for one in column], _shape(shapes, column), bounds))
+            return [one for one in found if one is not None]
+    alike = all(len({one.shape for one in run}) <= 1 for run in runs) and all(counts)
+    shape = _shape(shapes, [run[0] for run in runs]) if alike else None
+    one = _product(place, part, shapes, runs, shape, bounds)
+    return [] if one is None else [one]
+
+
+def _product(
+    place: Place,
+    part: str,
+    shapes: Shapes,
+    runs: Sequence[Sequence[ProductRun]],
+    shape: tuple[Amount, Amount, Amount, Amount] | None,
+    bounds: list[str],
+) -> TracedProduct | None:
+    first = next(one for run in runs for one in run)
+    count = fitted(shapes, [len(run) for run in runs])
+    flops = fitted(shapes, [sum(_flops(one) for one in run) for run in runs])
+    if count is None or flops is None:
+        bounds.append(f"products of {place.module or 'the block'} at {place.line} grow with the length by no polynomial")
+        return None
+    kind = "scan" if first.kind == "matrix" and not first.weight and part == "token mixer" else first.kind
+    return TracedProduct(
+        module=place.module,
+        part=part,
+        kind=kind,
+        weight=first.weight,
+        groups=first.groups,
+        count=count,
+        shape=shape,
+        flops=flops,
+    )
+
+
+def _flops(run: ProductRun) -> int:
+    batch, m, k, n = run.shape
+    return 2 * batch * m * k * n
+
+
+def _shape(shapes: Shapes, column: Sequence[ProductRun]) -> tuple[Amount, Amount, Amount, Amount] | None:
+    batch, m, k, n = (fitted(shapes, [run.shape[dim] for run in column]) for dim in range(4))
+    return None if batch is None or m is None or k is None or n is None else (batch, m, k, n)
+
+
+def _attentions(
+    module: nn.Module, place: Place, shapes: Shapes, runs: Sequence[Sequence[AttentionRun]], bounds: list[str]
+) -> list[TracedAttention]:
+    found = []
+    fixed = ("num_heads", "num_kv_heads", "head_dim", "value_head_dim", "reach", "has_sinks")
+    for run in dict.fromkeys(tuple(getattr(one, name) for name in fixed) for one in runs[0]):
+        mine = [[one for one in many if tuple(getattr(one, name) for name in fixed) == run] for many in runs]
+        firsts = [many[0] for many in mine if many]
+        amounts = [fitted(shapes, [getattr(one, name) for one in firsts]) for name in ("batch", "queries", "keys")] if len(firsts) == len(runs) else [None]
+        count = fitted(shapes, [len(many) for many in mine])
+        flops = fitted(shapes, [sum(_rectangle(one) for one in many) for many in mine])
+        if count is None or flops is None or any(one is None for one in amounts):
+            bounds.append(f"attention of {place.module or 'the block'} grows with the length by no polynomial")
+            continue
+        batch, queries, keys = amounts
+        heads, kv_heads, head_dim, value_dim, reach, sinks = run
+        assert batch is not None and queries is not None and keys is not None and isinstance(reach, Reach), "fitted above"
+        found.append(
+            TracedAttention(
+                module=place.module,
+                part=part_of(module, place.module),
+                count=count,
+                batch=batch,
+                queries=queries,
+                keys=keys,
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                head_dim=head_dim,
+                value_head_dim=value_dim,
+                reach=reach,
+                has_sinks=sinks,
+                rectangle_flops=flops,
+            )
+        )
+    return found
+
+
+def _rectangle(run: AttentionRun) -> int:
+    return 2 * run.batch * run.num_heads * run.queries * run.keys * (run.head_dim + run.value_head_dim)

@@ -1,0 +1,129 @@
+"""Stand-ins that transformers calls while a model is traced: attention, its masks, and experts with balanced routing.
+
+transformers chooses the three by name from tables that anyone may extend (`ALL_ATTENTION_FUNCTIONS`,
+`ALL_MASK_ATTENTION_FUNCTIONS`, `ALL_EXPERTS_FUNCTIONS`), so models need no change. A routing depends on values, which
+meta tensors have none of: experts get tokens * top_k rows in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import masking_utils
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from costmodels.traced.model import Reach
+from costmodels.traced.with_torch.recording import ProductRun, Recorder, attention_run
+
+NAME = "meshtune_traced"
+FAR = 1 << 20
+"""A length beyond every window, at whose end a mask shows what it hides."""
+
+
+@contextmanager
+def stand_ins(recorder: Recorder) -> Iterator[None]:
+    """Put the stand-ins into transformers' tables for a while, and let them tell the recorder."""
+    reaches: dict[int, Reach] = {}
+    kept: list[torch.Tensor] = []
+
+    def mask(*_: Any, mask_function: Callable[..., Any], **sizes: Any) -> torch.Tensor:
+        size = (sizes.get("batch_size", 1), 1, sizes["q_length"], sizes["kv_length"])
+        marked = torch.empty(size, dtype=torch.bool, device="meta")
+        reaches[id(marked)] = reach_of(mask_function)
+        kept.append(marked)  # so that no other tensor gets its id
+        return marked
+
+    def attention(
+        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, None]:
+        reach = reaches.get(id(attention_mask))
+        if reach is None:
+            recorder.mask_is_unknown |= attention_mask is not None
+            causal = kwargs.get("is_causal")
+            reach = Reach(causal=bool(getattr(module, "is_causal", False) if causal is None else causal))
+        window = kwargs.get("sliding_window")
+        if window and not reach.window:
+            reach = Reach(causal=reach.causal, window=int(window), chunk=reach.chunk)
+        recorder.add_attention(attention_run(query, key, value, reach, has_sinks=kwargs.get("s_aux") is not None))
+        return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
+
+    def experts(module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, *_: Any) -> torch.Tensor:
+        return balanced_experts(recorder, module, hidden_states, rows=top_k_index.numel())
+
+    tables = ((ALL_ATTENTION_FUNCTIONS, attention), (ALL_MASK_ATTENTION_FUNCTIONS, mask), (ALL_EXPERTS_FUNCTIONS, experts))
+    for table, function in tables:
+        table.register(NAME, function)
+    packed = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda _: None  # it asks for values; no sequences are packed here
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = packed
+        for table, _ in tables:
+            table._global_mapping.pop(NAME, None)  # noqa: SLF001 - the tables have no way to take a name out again
+
+
+def reach_of(mask_function: Callable[..., Any]) -> Reach:
+    """Return which keys a mask lets a query see, from two of its rows far from the beginning."""
+    keys = torch.arange(FAR, device="cpu")
+
+    def seen(query: int) -> torch.Tensor:
+        zero, place = (torch.tensor(value, device="cpu") for value in (0, query))
+        with torch.device("cpu"):
+            allowed = torch.as_tensor(mask_function(zero, zero, place, keys))
+        return allowed.expand(FAR).nonzero().flatten()
+
+    query = FAR // 2 + 1
+    first = seen(query)
+    causal = int(first[-1]) <= query
+    reached = query - int(first[0]) + 1
+    if reached == query + 1:
+        return Reach(causal=causal)
+    if int(seen(query + 1)[0]) == int(first[0]):
+        return Reach(causal=causal, chunk=_chunk(int(first[0]), seen))
+    return Reach(causal=causal, window=reached)
+
+
+def _chunk(start: int, seen: Callable[[int], torch.Tensor]) -> int:
+    """Return the length of the chunk that begins at `start`: the distance to the next query that does not see it."""
+    low, high = start, FAR - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if int(seen(middle)[0]) == start else (low, middle)
+    return high - start
+
+
+def balanced_experts(recorder: Recorder, module: nn.Module, hidden_states: torch.Tensor, *, rows: int) -> torch.Tensor:
+    """Run experts as products of `rows` tokens among all of them, whatever the routing, and return their output.
+
+    The weights [experts, a, b] run in the order in which the module names them: each takes the width that it has in
+    common with what comes in, and gives the other.
+    """
+    width, passed = hidden_states.shape[-1], hidden_states.new_empty(rows, hidden_states.shape[-1])
+    hidden_states.index_select(0, torch.zeros(rows, dtype=torch.long, device="meta"))  # tokens are put in order
+    for weight in (one for one in module.parameters(recurse=False) if one.dim() == 3):
+        first, second = weight.shape[1:]
+        transposed = getattr(module, "is_transposed", first == passed.shape[-1] != second)
+        into, out = (first, second) if transposed else (second, first)
+        name = recorder.weight_name(weight)
+        recorder.add_product(
+            ProductRun(kind="experts", weight=name, shape=(1, rows, into, out), groups=weight.shape[0])
+        )
+        passed = passed.new_empty(rows, out)
+        if out != width:
+            passed = _gated(module, passed)
+    return hidden_states + passed.new_empty(hidden_states.shape)
+
+
+def _gated(module: nn.Module, passed: torch.Tensor) -> torch.Tensor:
+    if getattr(module, "has_gate", False) and hasattr(module, "_apply_gate"):
+        gated: torch.Tensor = module._apply_gate(passed)  # noqa: SLF001 - the method that transformers' own experts call
+        return gated
+    activation = getattr(module, "act_fn", None) or getattr(module, "activation_fn", None)
+    return activation(passed) if activation else passed
