@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from costmodels.traced.amounts import Amount
+from costmodels.traced.amounts import NOTHING, Amount
 
 Part = Literal["token mixer", "channel mixer", "norm", "other"]
-ProductKind = Literal["matrix", "experts", "convolution", "scan"]
+ProductKind = Literal["matrix", "experts", "convolution", "activations"]
 PassKind = Literal["norm", "pointwise", "gather", "copy"]
 EndKind = Literal["embedding", "head", "norm", "mtp", "other"]
 
@@ -49,8 +49,8 @@ class TracedProduct:
     """Matrix products of one place in a block: `batch` products [m, k] times [k, n], run `count` times in a forward pass.
 
     Experts: m are the rows of all experts together, batch is 1. Convolution: m the outputs' places, k what one output
-    sums over, n the channels. Scan: a product of a state space or of linear attention without a weight, as the fallback
-    in torch forms it.
+    sums over, n the channels. Activations: products without a weight, such as those of a state space or of linear
+    attention, as the fallback in torch forms them, of an indexer's scores, or of attention that a class writes out.
     """
 
     module: str
@@ -69,11 +69,13 @@ class TracedProduct:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reach:
-    """Which keys a query sees: those before it (`causal`), the last `window`, or those of its own `chunk`; 0 is no limit."""
+    """Which keys a query sees: those before it (`causal`), the last `window`, those of its own `chunk`, or the `selected`
+    ones that an indexer picks for it; 0 is no limit."""
 
     causal: bool
     window: int = 0
     chunk: int = 0
+    selected: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,10 +166,18 @@ class TracedModel:
     @property
     def num_parameters(self) -> int:
         """Parameters of the whole model, each tensor once, without MTP modules."""
-        own = sum(parameter.size for block in self._blocks() for parameter in block.parameters if not parameter.is_shared)
+        own = sum(parameter.size for block in self.blocks() for parameter in block.parameters if not parameter.is_shared)
         return own + sum(parameter.size for parameter in self.shared)
 
-    def _blocks(self) -> Iterator[TracedBlock]:
+    @property
+    def forward_flops(self) -> Amount:
+        """FLOPs of a forward pass without MTP modules; attention counts every pair, as counters of frameworks do."""
+        parts = [part.flops for block in self.blocks() for part in block.products]
+        parts += [part.rectangle_flops for block in self.blocks() for part in block.attentions]
+        return sum(parts, start=NOTHING)
+
+    def blocks(self) -> Iterator[TracedBlock]:
+        """Yield the block of every layer, in order and as often as it stands there, and those of the ends without MTP."""
         for row in self.rows:
             yield from (self.kinds[kind] for kind in row.kinds)
         yield from (end.block for end in self.ends if end.kind != "mtp")

@@ -77,12 +77,21 @@ def class_of(config: transformers.PretrainedConfig, architectures: Any) -> type[
     known = {name for names in AUTO_CLASSES for name in _flat(names.values())}
     named = [name for name in architectures or () if name in known]
     automatic = [name for names in AUTO_CLASSES for name in _flat([names.get(config.model_type, ())])]
-    for name in [*named, *automatic]:
-        found: type[transformers.PreTrainedModel] | None = getattr(transformers, name, None)
-        if found is not None and found.config_class is not None and isinstance(config, found.config_class):
+    for name in named:
+        found = _model_class(name)
+        if found is not None and isinstance(config, found.config_class or ()):
+            return found
+    for name in automatic:
+        found = _model_class(name)
+        if found is not None:
             return found
     rule = f"has no model class to train in transformers {transformers.__version__}"
     raise ConfigError(rule, key="model_type", value=config.model_type)
+
+
+def _model_class(name: str) -> type[transformers.PreTrainedModel] | None:
+    found: type[transformers.PreTrainedModel] | None = getattr(transformers, name, None)
+    return found
 
 
 def built(mapping: Mapping[str, Any], *, name: str) -> nn.Module:
@@ -94,18 +103,18 @@ def built(mapping: Mapping[str, Any], *, name: str) -> nn.Module:
     with _offline():
         config = config_of(mapping)
         model_class = class_of(config, mapping.get("architectures"))
-        try:
-            with torch.device("meta"):
-                chosen = {"experts_implementation": name} if model_class._can_set_experts_implementation() else {}
-                model: nn.Module = model_class._from_config(  # noqa: SLF001 - the way of AutoModel.from_config
-                    config, attn_implementation=name, dtype=torch.bfloat16, **chosen
-                )
-        except ConfigError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a constructor fails in its own way on sizes that do not fit together
-            rule = f"cannot be built by transformers' {model_class.__name__}: {first_line(error)}"
-            raise ConfigError(rule) from None
-    return model.eval()
+        chosen = {"experts_implementation": name} if model_class._can_set_experts_implementation() else {}
+        trouble = ""
+        for attention in (name, "sdpa", "eager"):  # classes with tables of their own know only some of these
+            try:
+                with torch.device("meta"):
+                    model: nn.Module = model_class._from_config(  # noqa: SLF001 - the way of AutoModel.from_config
+                        config, attn_implementation=attention, dtype=torch.bfloat16, **chosen
+                    )
+                return model.eval()
+            except Exception as error:  # noqa: BLE001 - a constructor fails in its own way on sizes that do not fit
+                trouble = trouble or first_line(error)
+    raise ConfigError(f"cannot be built by transformers' {model_class.__name__}: {trouble}") from None
 
 
 @contextmanager

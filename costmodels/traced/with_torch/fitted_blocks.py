@@ -7,9 +7,19 @@ from collections.abc import Sequence
 from torch import nn
 
 from costmodels.traced.amounts import Amount, fitted
-from costmodels.traced.model import Reach, TracedAttention, TracedBlock, TracedParameter, TracedPass, TracedProduct
-from costmodels.traced.with_torch.recording import AttentionRun, Place, ProductRun, Tally
+from costmodels.traced.model import (
+    Part,
+    ProductKind,
+    Reach,
+    TracedAttention,
+    TracedBlock,
+    TracedParameter,
+    TracedPass,
+    TracedProduct,
+)
+from costmodels.traced.with_torch.recording import AttentionRun, Place, ProductRun
 from costmodels.traced.with_torch.rows import part_of
+from costmodels.traced.with_torch.runs import Runs
 
 Shapes = Sequence[tuple[int, int]]
 _FEW = 8
@@ -17,34 +27,29 @@ _FEW = 8
 
 
 def fitted_block(
-    path: str,
-    module: nn.Module,
-    parameters: tuple[TracedParameter, ...],
-    key: object,
-    shapes: Shapes,
-    tallies: Sequence[Tally],
-    trouble: str,
+    path: str, module: nn.Module, parameters: tuple[TracedParameter, ...], key: object, runs: Runs
 ) -> TracedBlock:
     """Return the block at `path` with what the runs, one for each shape, recorded of it under `key`."""
-    bounds = [f"{path} was not run on tensors without values: {trouble}"] if trouble and parameters else []
+    bounds: list[str] = []
+    if key in runs.troubles and parameters:
+        bounds.append(f"{path} is known by its parameters only, since it was not run: {runs.troubles[key]}")
     products, attentions, passes = [], [], []
-    if tallies:
-        for place in _places(key, [tally.products for tally in tallies]):
-            runs = [tally.products.get(place, []) for tally in tallies]
-            products += _products(module, place, shapes, runs, bounds)
-        for place in _places(key, [tally.attentions for tally in tallies]):
-            attentions += _attentions(module, place, shapes, [tally.attentions.get(place, []) for tally in tallies], bounds)
-        for found in dict.fromkeys(one for tally in tallies for one in tally.passes if one[0] == key):
-            totals = [tally.passes.get(found, [0, 0, 0]) for tally in tallies]
-            amounts = [fitted(shapes, [total[part] for total in totals]) for part in range(3)]
-            count, read, written = amounts
-            if count is None or read is None or written is None:
-                bounds.append(f"passes of {_name(path, found[1])} ({found[2]}) grow with the length by no polynomial")
-                continue
-            part = part_of(module, found[1])
-            passes.append(
-                TracedPass(module=found[1], part=part, kind=found[2], count=count, read_bytes=read, written_bytes=written)
-            )
+    for place in _places(key, [tally.products for tally in runs.tallies]):
+        found = [tally.products.get(place, []) for tally in runs.tallies]
+        products += _products(module, place, runs.shapes, found, bounds)
+    for place in _places(key, [tally.attentions for tally in runs.tallies]):
+        many = [tally.attentions.get(place, []) for tally in runs.tallies]
+        attentions += _attentions(module, place, runs.shapes, many, bounds)
+    for one in dict.fromkeys(one for tally in runs.tallies for one in tally.passes if one[0] == key):
+        totals = [tally.passes.get(one, [0, 0, 0]) for tally in runs.tallies]
+        count, read, written = (fitted(runs.shapes, [total[part] for total in totals]) for part in range(3))
+        if count is None or read is None or written is None:
+            bounds.append(f"passes of {_name(path, one[1])} ({one[2]}) grow with the length by no polynomial")
+            continue
+        part = part_of(module, one[1])
+        passes.append(
+            TracedPass(module=one[1], part=part, kind=one[2], count=count, read_bytes=read, written_bytes=written)
+        )
     return TracedBlock(
         name=path,
         class_name=type(module).__name__,
@@ -85,7 +90,7 @@ def _products(
 
 def _product(
     place: Place,
-    part: str,
+    part: Part,
     shapes: Shapes,
     runs: Sequence[Sequence[ProductRun]],
     shape: tuple[Amount, Amount, Amount, Amount] | None,
@@ -97,7 +102,7 @@ def _product(
     if count is None or flops is None:
         bounds.append(f"products of {place.module or 'the block'} at {place.line} grow with the length by no polynomial")
         return None
-    kind = "scan" if first.kind == "matrix" and not first.weight and part == "token mixer" else first.kind
+    kind: ProductKind = "activations" if first.kind == "matrix" and not first.weight else first.kind
     return TracedProduct(
         module=place.module,
         part=part,
@@ -124,6 +129,10 @@ def _attentions(
     module: nn.Module, place: Place, shapes: Shapes, runs: Sequence[Sequence[AttentionRun]], bounds: list[str]
 ) -> list[TracedAttention]:
     found = []
+    if any(not one.is_mask_known for many in runs for one in many):
+        bounds.append(
+            f"attention of {place.module or 'the block'} has a mask that depends on values: every pair is counted"
+        )
     fixed = ("num_heads", "num_kv_heads", "head_dim", "value_head_dim", "reach", "has_sinks")
     for run in dict.fromkeys(tuple(getattr(one, name) for name in fixed) for one in runs[0]):
         mine = [[one for one in many if tuple(getattr(one, name) for name in fixed) == run] for many in runs]

@@ -53,6 +53,7 @@ class AttentionRun:
     value_head_dim: int
     reach: Reach
     has_sinks: bool
+    is_mask_known: bool = True
 
 
 @dataclass(slots=True)
@@ -76,13 +77,16 @@ class Recorder(TorchDispatchMode):
             weights: For the storage of a parameter its path in the model.
         """
         super().__init__()
-        self.tally = Tally()
         self._paths = paths
         self._weights = weights
+        self.tally = Tally()
         self._stack: list[nn.Module] = []
         self._blocks: list[tuple[object, Mapping[int, str]]] = []
         self._norms = 0
-        self.mask_is_unknown = False
+
+    def forget(self) -> None:
+        """Begin a record anew, as before the first run."""
+        self.tally, self._stack, self._blocks, self._norms = Tally(), [], [], 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -217,7 +221,13 @@ def _plain_attention(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Attentio
 
 
 def attention_run(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, reach: Reach, *, has_sinks: bool = False
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    reach: Reach,
+    *,
+    has_sinks: bool = False,
+    is_mask_known: bool = True,
 ) -> AttentionRun:
     """Return the attention of queries [b, heads, queries, d], keys and values [b, heads, keys, d]."""
     return AttentionRun(
@@ -230,6 +240,7 @@ def attention_run(
         value_head_dim=value.shape[-1],
         reach=reach,
         has_sinks=has_sinks,
+        is_mask_known=is_mask_known,
     )
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from costmodels.traced.model import Part
 
-_INDEX_WORDS = re.compile(r"idx|index|layer_number|layer_id|block_id|^_|^training$")
+_INDEX_WORDS = re.compile(r"idx|index|seed|layer_number|layer_id|block_id|^_|^training$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

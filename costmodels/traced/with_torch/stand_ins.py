@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch.distributions import Distribution
 from transformers import masking_utils
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
 from costmodels.traced.model import Reach
 from costmodels.traced.with_torch.recording import ProductRun, Recorder, attention_run
@@ -28,8 +31,12 @@ FAR = 1 << 20
 
 @contextmanager
 def stand_ins(recorder: Recorder) -> Iterator[None]:
-    """Put the stand-ins into transformers' tables for a while, and let them tell the recorder."""
-    reaches: dict[int, Reach] = {}
+    """Put the stand-ins into transformers' tables for a while, and let them tell the recorder.
+
+    Three checks that ask for values are answered too: no sequences are packed, none is padded, and parameters of
+    distributions are not verified.
+    """
+    reaches: dict[int, Reach | None] = {}
     kept: list[torch.Tensor] = []
 
     def mask(*_: Any, mask_function: Callable[..., Any], **sizes: Any) -> torch.Tensor:
@@ -42,15 +49,17 @@ def stand_ins(recorder: Recorder) -> Iterator[None]:
     def attention(
         module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, None]:
-        reach = reaches.get(id(attention_mask))
-        if reach is None:
-            recorder.mask_is_unknown |= attention_mask is not None
-            causal = kwargs.get("is_causal")
-            reach = Reach(causal=bool(getattr(module, "is_causal", False) if causal is None else causal))
-        window = kwargs.get("sliding_window")
+        causal, window, chosen = (kwargs.get(name) for name in ("is_causal", "sliding_window", "indices"))
+        own = Reach(causal=bool(getattr(module, "is_causal", False) if causal is None else causal))
+        known = reaches.get(id(attention_mask), None if attention_mask is not None else own)
+        reach = known or own
         if window and not reach.window:
-            reach = Reach(causal=reach.causal, window=int(window), chunk=reach.chunk)
-        recorder.add_attention(attention_run(query, key, value, reach, has_sinks=kwargs.get("s_aux") is not None))
+            reach = replace(reach, window=int(window))
+        if isinstance(chosen, torch.Tensor):
+            reach = replace(reach, selected=chosen.shape[-1])
+        sinks = kwargs.get("s_aux") is not None
+        run = attention_run(query, key, value, reach, has_sinks=sinks, is_mask_known=known is not None)
+        recorder.add_attention(run)
         return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
     def experts(module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -59,35 +68,42 @@ def stand_ins(recorder: Recorder) -> Iterator[None]:
     tables = ((ALL_ATTENTION_FUNCTIONS, attention), (ALL_MASK_ATTENTION_FUNCTIONS, mask), (ALL_EXPERTS_FUNCTIONS, experts))
     for table, function in tables:
         table.register(NAME, function)
-    packed = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda _: None  # it asks for values; no sequences are packed here
     try:
-        yield
+        with (
+            patch.object(masking_utils, "find_packed_sequence_indices", lambda _: None),
+            patch.object(PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *_: None),
+            patch.object(Distribution, "_validate_args", new=False),
+        ):
+            yield
     finally:
-        masking_utils.find_packed_sequence_indices = packed
         for table, _ in tables:
             table._global_mapping.pop(NAME, None)  # noqa: SLF001 - the tables have no way to take a name out again
 
 
-def reach_of(mask_function: Callable[..., Any]) -> Reach:
-    """Return which keys a mask lets a query see, from two of its rows far from the beginning."""
+def reach_of(mask_function: Callable[..., Any]) -> Reach | None:
+    """Return which keys a mask lets a query see, from two of its rows far from the beginning; None if values decide."""
     keys = torch.arange(FAR, device="cpu")
 
     def seen(query: int) -> torch.Tensor:
-        zero, place = (torch.tensor(value, device="cpu") for value in (0, query))
         with torch.device("cpu"):
+            zero, place = torch.tensor(0), torch.tensor(query)
             allowed = torch.as_tensor(mask_function(zero, zero, place, keys))
         return allowed.expand(FAR).nonzero().flatten()
 
     query = FAR // 2 + 1
-    first = seen(query)
+    try:
+        first, next_one = seen(query), seen(query + 1)
+    except (RuntimeError, IndexError, NotImplementedError, TypeError):
+        return None  # it looks into tensors that have no values, or none so far away
+    if not len(first) or not len(next_one):
+        return None
     causal = int(first[-1]) <= query
-    reached = query - int(first[0]) + 1
-    if reached == query + 1:
+    start = int(first[0])
+    if start == 0:
         return Reach(causal=causal)
-    if int(seen(query + 1)[0]) == int(first[0]):
-        return Reach(causal=causal, chunk=_chunk(int(first[0]), seen))
-    return Reach(causal=causal, window=reached)
+    if int(next_one[0]) == start:
+        return Reach(causal=causal, chunk=_chunk(start, seen))
+    return Reach(causal=causal, window=query - start + 1)
 
 
 def _chunk(start: int, seen: Callable[[int], torch.Tensor]) -> int:
