@@ -38,8 +38,15 @@ class Amount:
         return _amount([one + two for one, two in zip(first, second, strict=True)])
 
 
-NOTHING = Amount((0.0,) * 6)
-ONE = Amount((1.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+def constant(value: float) -> Amount:
+    """Return an amount that does not grow."""
+    return Amount((float(value), 0.0, 0.0, 0.0, 0.0, 0.0))
+
+
+NOTHING = constant(0)
+ONE = constant(1)
+TOKENS = Amount((0.0, 0.0, 0.0, 1.0, 0.0, 0.0))
+"""Tokens of a micro-batch, b * s."""
 
 
 def fitted(shapes: Sequence[tuple[int, int]], values: Sequence[int]) -> Amount | None:
@@ -49,7 +56,7 @@ def fitted(shapes: Sequence[tuple[int, int]], values: Sequence[int]) -> Amount |
     must meet exactly; or shapes of one length only, where the amount is linear in b.
     """
     if len(set(values)) == 1:
-        return Amount((float(values[0]), 0.0, 0.0, 0.0, 0.0, 0.0))
+        return constant(values[0])
     batches, lengths = sorted({b for b, _ in shapes})[:NUM_BATCHES], sorted({s for _, s in shapes})
     at = dict(zip(shapes, values, strict=True))
     if len(lengths) == 1:

@@ -58,6 +58,8 @@ class TracedProduct:
     kind: ProductKind
     weight: str
     """Path of the weight inside the block; empty where both factors are activations."""
+    fallback: str = ""
+    """Function in torch that stands in for a fused kernel here; such a kernel moves less and may form other products."""
     groups: int = 1
     """Experts among which the rows of an `experts` product are divided."""
     count: Amount
@@ -160,6 +162,8 @@ class TracedModel:
     ends: tuple[TracedEnd, ...]
     shared: tuple[TracedParameter, ...]
     """Parameters that several blocks hold, once each."""
+    num_buffer_values: int
+    """Values of a checkpoint that are no parameters, such as the correction biases of DeepSeek-V3's routers."""
     tied_embeddings: bool
     notes: tuple[str, ...]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from costmodels.traced.amounts import Amount, fitted
+from costmodels.traced.amounts import ONE, TOKENS, Amount, constant, fitted
 from costmodels.traced.model import (
     Part,
     ProductKind,
@@ -34,6 +34,9 @@ def fitted_block(
     if key in runs.troubles and parameters:
         bounds.append(f"{path} is known by its parameters only, since it was not run: {runs.troubles[key]}")
     products, attentions, passes = [], [], []
+    everywhere = {place for tally in runs.tallies for place in (*tally.products, *tally.attentions) if place.block == key}
+    for function in sorted({place.fallback for place in everywhere} - {""}):
+        bounds.append(f"{path}: {function} is traced in torch, without the fused kernel that trainings use")
     for place in _places(key, [tally.products for tally in runs.tallies]):
         found = [tally.products.get(place, []) for tally in runs.tallies]
         products += _products(module, place, runs.shapes, found, bounds)
@@ -50,6 +53,14 @@ def fitted_block(
         passes.append(
             TracedPass(module=one[1], part=part, kind=one[2], count=count, read_bytes=read, written_bytes=written)
         )
+    if not everywhere and parameters:
+        products += _each_weight_once(module, parameters, bounds, path)
+    else:
+        used = {name for tally in runs.tallies for name in tally.used.get(key, ())}
+        idle = [one.name for one in parameters if one.name not in used]
+        if idle and everywhere:
+            rest = f" and {len(idle) - 2} more" if len(idle) > 2 else ""
+            bounds.append(f"{path}: {', '.join(idle[:2])}{rest} take no part in a pass over tokens")
     return TracedBlock(
         name=path,
         class_name=type(module).__name__,
@@ -59,6 +70,37 @@ def fitted_block(
         passes=tuple(passes),
         bounds=tuple(bounds),
     )
+
+
+def _owner(module: nn.Module, name: str) -> nn.Module:
+    return module.get_submodule(name.rpartition(".")[0])
+
+
+def _each_weight_once(
+    module: nn.Module, parameters: Sequence[TracedParameter], bounds: list[str], path: str
+) -> list[TracedProduct]:
+    """Return a product of each matrix with the block's own b * s tokens, for what a pass over tokens leaves out."""
+    found = []
+    for one in parameters:
+        if len(one.shape) < 2 or isinstance(_owner(module, one.name), nn.Embedding):
+            continue
+        width, size = one.shape[0], one.size
+        flops = Amount((0.0, 0.0, 0.0, 2.0 * size, 0.0, 0.0))
+        shape = (ONE, TOKENS, constant(size // width), constant(width))
+        found.append(
+            TracedProduct(
+                module=one.name.rpartition(".")[0],
+                part=one.part,
+                kind="matrix",
+                weight=one.name,
+                count=ONE,
+                shape=shape,
+                flops=flops,
+            )
+        )
+    if found:
+        bounds.append(f"{path} did not run: each of its matrices counts once for each of its own tokens")
+    return found
 
 
 def _name(path: str, module: str) -> str:
@@ -108,6 +150,7 @@ def _product(
         part=part,
         kind=kind,
         weight=first.weight,
+        fallback=place.fallback,
         groups=first.groups,
         count=count,
         shape=shape,

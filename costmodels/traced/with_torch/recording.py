@@ -23,11 +23,15 @@ _FREE = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_emp
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something runs: the block's key, the module inside the block, the line of the model's source."""
+    """Where something runs: the block's key, the module inside the block, the line of the model's source.
+
+    `fallback` is the function in torch that stands in for a fused kernel there, if any.
+    """
 
     block: object
     module: str
     line: str
+    fallback: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class Tally:
     attentions: dict[Place, list[AttentionRun]] = field(default_factory=dict)
     passes: dict[tuple[object, str, PassKind], list[int]] = field(default_factory=dict)
     """Count, bytes read and bytes written for each block, module and kind."""
+    used: dict[object, set[str]] = field(default_factory=dict)
+    """Paths of the parameters that anything read, for each block."""
 
 
 class Recorder(TorchDispatchMode):
@@ -79,6 +85,8 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self._paths = paths
         self._weights = weights
+        self._casts: dict[int, tuple[str, torch.Tensor]] = {}
+        self.fallback = ""
         self.tally = Tally()
         self._stack: list[nn.Module] = []
         self._blocks: list[tuple[object, Mapping[int, str]]] = []
@@ -86,7 +94,9 @@ class Recorder(TorchDispatchMode):
 
     def forget(self) -> None:
         """Begin a record anew, as before the first run."""
+        self._casts = {}
         self.tally, self._stack, self._blocks, self._norms = Tally(), [], [], 0
+        self.fallback = ""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -126,13 +136,14 @@ class Recorder(TorchDispatchMode):
         if block is None:
             return None
         module = next((names[id(one)] for one in reversed(self._stack) if id(one) in names), "")
-        return Place(block=block, module=module, line=_line_of_model())
+        return Place(block=block, module=module, line=_line_of_model(), fallback=self.fallback)
 
     def add_product(self, run: ProductRun) -> None:
         """Add products that run here and now."""
         place = self.place()
         if place is not None:
             self.tally.products.setdefault(place, []).append(run)
+            self.tally.used.setdefault(place.block, set()).add(run.weight)
 
     def add_attention(self, run: AttentionRun) -> None:
         """Add attention that runs here and now."""
@@ -142,7 +153,17 @@ class Recorder(TorchDispatchMode):
 
     def weight_name(self, tensor: torch.Tensor) -> str:
         """Return the path of the parameter that a tensor is or looks into; empty for an activation."""
-        return self._weights.get(tensor.untyped_storage()._cdata, "")  # noqa: SLF001 - no public identity of a storage
+        storage = tensor.untyped_storage()._cdata  # noqa: SLF001 - no public identity of a storage
+        return self._casts[storage][0] if storage in self._casts else self._weights.get(storage, "")
+
+    def _use(self, block: object, values: Any) -> None:
+        for one in values:
+            if isinstance(one, torch.Tensor):
+                name = self.weight_name(one)
+                if name:
+                    self.tally.used.setdefault(block, set()).add(name)
+            elif isinstance(one, (list, tuple)):
+                self._use(block, one)
 
     def _add_pass(self, kind: PassKind, read: int, written: int, count: int = 1) -> None:
         place = self.place()
@@ -157,6 +178,9 @@ class Recorder(TorchDispatchMode):
         if not self._blocks or self._blocks[-1][0] is None:
             return output
         name = func._schema.name.partition("::")[2]  # noqa: SLF001 - the operator's own name
+        self._use(self._blocks[-1][0], args)
+        if name == "_to_copy" and self.weight_name(args[0]):  # a weight in another precision is the same weight
+            self._casts[output.untyped_storage()._cdata] = (self.weight_name(args[0]), output)  # noqa: SLF001 - as above
         if name in _RULES:
             self.add_product(_RULES[name](self, args, output))
         elif name.startswith("_scaled_dot_product"):

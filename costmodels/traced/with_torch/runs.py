@@ -17,10 +17,13 @@ from torch import nn
 from costmodels.traced.with_torch.building import first_line
 from costmodels.traced.with_torch.recording import Recorder, Tally
 from costmodels.traced.with_torch.rows import Division
-from costmodels.traced.with_torch.stand_ins import stand_ins
+from costmodels.traced.with_torch.stand_ins import stand_ins, without_loops
 
-LENGTH_STEP = 512
-"""Lengths are multiples of this, and so of every chunk that fallbacks of scans work in."""
+LENGTH_STEP = 256
+"""Lengths are multiples of this, and so of every chunk that fallbacks of scans work in, unless the model names a longer."""
+
+_STEP_KEYS = ("index_topk", "chunk_size", "mamba_chunk_size", "block_size")
+"""Keys of configurations whose multiples an operator works in, or below which it does less."""
 
 Watched = dict[int, tuple[object, dict[int, str]]]
 
@@ -44,13 +47,13 @@ def run(model: nn.Module, division: Division, mtp: Sequence[nn.Module]) -> Runs:
     for kind, (_, layer) in enumerate(division.representatives):
         key = ("kind", kind)
         if not any(key == place.block for tally in tallies for place in (*tally.products, *tally.attentions)):
-            found, why = _alone(lambda b, s, one=layer: _call_layer(one, b, s), shapes, layer, key, weights)
+            found, why = _alone(model, lambda b, s, one=layer: _call_layer(one, b, s), shapes, layer, key, weights)
             tallies = _joined(tallies, found)
             if why:
                 troubles[key] = trouble or why
     for index, module in enumerate(mtp):
         key = ("mtp", index)
-        found, why = _alone(lambda b, s, one=module: _call_mtp(model, one, b, s), shapes, module, key, weights)
+        found, why = _alone(model, lambda b, s, one=module: _call_mtp(model, one, b, s), shapes, module, key, weights)
         tallies = _joined(tallies, found)
         if why:
             troubles[key] = why
@@ -63,11 +66,11 @@ def shapes_of(model: nn.Module) -> list[tuple[int, int]]:
     """Return the micro-batches to run: two batches times three lengths, and one more that must agree.
 
     A batch of one is none of them: dims of length 1 spare copies that longer ones need. Lengths stay within the table
-    of positions, and above what an indexer selects, where the model has these.
+    of positions, and are multiples of what an indexer selects and of chunks, where the model has these.
     """
     config = model.config.get_text_config()
-    selected = int(getattr(config, "index_topk", 0) or 0)
-    step = LENGTH_STEP * max(1, -(-selected // LENGTH_STEP))
+    units = [value for key in _STEP_KEYS if isinstance(value := getattr(config, key, None), int) and value > 0]
+    step = LENGTH_STEP * max(1, -(-max(units, default=1) // LENGTH_STEP))
     positions = getattr(config, "max_position_embeddings", None) or 4 * step
     step = min(step, max(1, int(positions) // 4))
     return [(b, s * step) for b in (2, 3) for s in (1, 2, 3)] + [(5, 4 * step)]
@@ -77,19 +80,23 @@ def _whole(
     model: nn.Module, division: Division, shapes: Sequence[tuple[int, int]], recorder: Recorder
 ) -> tuple[list[Tally], str]:
     """Run with no more layers than kinds need, or with all where the model addresses its last layers by number."""
-    calls: list[Callable[[int, int], Any]] = [lambda b, s: model(**_inputs(model, b, s))]
+
+    def call(b: int, s: int) -> Any:
+        return model(**_inputs(model, b, s))
+
     try:
         with division.shortened():
-            return [_tally(calls[0], b, s, recorder) for b, s in shapes], ""
+            return [_tally(model, call, b, s, recorder) for b, s in shapes], ""
     except Exception:  # noqa: BLE001 - the second attempt below says what is wrong
         recorder.forget()
     try:
-        return [_tally(calls[0], b, s, recorder) for b, s in shapes], ""
+        return [_tally(model, call, b, s, recorder) for b, s in shapes], ""
     except Exception as error:  # noqa: BLE001 - a model fails in its own way on tensors without values
         return [], first_line(error)
 
 
 def _alone(
+    model: nn.Module,
     call: Callable[[int, int], Any],
     shapes: Sequence[tuple[int, int]],
     module: nn.Module,
@@ -98,14 +105,14 @@ def _alone(
 ) -> tuple[list[Tally], str]:
     recorder = Recorder({id(module): (key, _names_inside(module))}, weights)
     try:
-        return [_tally(call, b, s, recorder) for b, s in shapes], ""
+        return [_tally(model, call, b, s, recorder) for b, s in shapes], ""
     except Exception as error:  # noqa: BLE001 - layers take arguments that nobody outside their model knows
         return [], first_line(error)
 
 
-def _tally(call: Callable[[int, int], Any], b: int, s: int, recorder: Recorder) -> Tally:
+def _tally(model: nn.Module, call: Callable[[int, int], Any], b: int, s: int, recorder: Recorder) -> Tally:
     recorder.forget()
-    with torch.device("meta"), torch.no_grad(), stand_ins(recorder), recorder.watching():
+    with torch.device("meta"), torch.no_grad(), stand_ins(recorder), without_loops(recorder, model), recorder.watching():
         call(b, s)
     return recorder.tally
 
@@ -119,6 +126,7 @@ def _joined(tallies: list[Tally], more: list[Tally]) -> list[Tally]:
             products={**one.products, **two.products},
             attentions={**one.attentions, **two.attentions},
             passes={**one.passes, **two.passes},
+            used={**one.used, **two.used},
         )
         for one, two in zip(tallies, more, strict=True)
     ]

@@ -7,9 +7,11 @@ meta tensors have none of: experts get tokens * top_k rows in all.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from types import FunctionType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -57,8 +59,10 @@ def stand_ins(recorder: Recorder) -> Iterator[None]:
             reach = replace(reach, window=int(window))
         if isinstance(chosen, torch.Tensor):
             reach = replace(reach, selected=chosen.shape[-1])
-        sinks = kwargs.get("s_aux") is not None
-        run = attention_run(query, key, value, reach, has_sinks=sinks, is_mask_known=known is not None)
+        sinks = kwargs.get("s_aux")
+        if sinks is not None:
+            sinks.view(-1)  # read by every run, so it is in use
+        run = attention_run(query, key, value, reach, has_sinks=sinks is not None, is_mask_known=known is not None)
         recorder.add_attention(run)
         return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
@@ -73,16 +77,45 @@ def stand_ins(recorder: Recorder) -> Iterator[None]:
             patch.object(masking_utils, "find_packed_sequence_indices", lambda _: None),
             patch.object(PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *_: None),
             patch.object(Distribution, "_validate_args", new=False),
+            ExitStack() as stack,
         ):
+            for module, function_name, function in _fused():
+                stack.enter_context(patch.object(module, function_name, _told(recorder, function_name, function)))
             yield
     finally:
         for table, _ in tables:
             table._global_mapping.pop(NAME, None)  # noqa: SLF001 - the tables have no way to take a name out again
 
 
+def _fused() -> list[tuple[ModuleType, str, Callable[..., Any]]]:
+    """Return the functions of models that fused kernels of other packages replace where they are installed.
+
+    Each with its module, its name and its fallback in torch, which alone runs on tensors without values.
+    """
+    modules = [module for name, module in sys.modules.items() if name.startswith("transformers.models.")]
+    return [
+        (module, name, value.__wrapped__)
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, FunctionType) and "is_new_implementation" in value.__code__.co_freevars
+    ]
+
+
+def _told(recorder: Recorder, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before, recorder.fallback = recorder.fallback, name
+        try:
+            return function(*args, **kwargs)
+        finally:
+            recorder.fallback = before
+
+    return call
+
+
 def reach_of(mask_function: Callable[..., Any]) -> Reach | None:
     """Return which keys a mask lets a query see, from two of its rows far from the beginning; None if values decide."""
     keys = torch.arange(FAR, device="cpu")
+    _fill(mask_function)
 
     def seen(query: int) -> torch.Tensor:
         with torch.device("cpu"):
@@ -106,6 +139,22 @@ def reach_of(mask_function: Callable[..., Any]) -> Reach | None:
     return Reach(causal=causal, window=query - start + 1)
 
 
+def _fill(function: Callable[..., Any]) -> None:
+    """Give tensors without values that a mask looks into the values of unpadded text, as far as the mask may look.
+
+    Lengths and numbers of images are negative, which is none; flags hold.
+    """
+    for cell in function.__closure__ or ():
+        held = cell.cell_contents
+        if isinstance(held, torch.Tensor) and held.device.type == "meta":
+            value = True if held.dtype == torch.bool else -1
+            one = torch.full((1,) * held.dim(), value, dtype=held.dtype, device="cpu")
+            cell.cell_contents = one.expand(*held.shape[:-1], max(FAR, held.shape[-1]) if held.dim() > 1 else held.shape[-1])
+        for inner in held if isinstance(held, (tuple, list)) else (held,):
+            if isinstance(inner, FunctionType):
+                _fill(inner)
+
+
 def _chunk(start: int, seen: Callable[[int], torch.Tensor]) -> int:
     """Return the length of the chunk that begins at `start`: the distance to the next query that does not see it."""
     low, high = start, FAR - 1
@@ -119,27 +168,62 @@ def balanced_experts(recorder: Recorder, module: nn.Module, hidden_states: torch
     """Run experts as products of `rows` tokens among all of them, whatever the routing, and return their output.
 
     The weights [experts, a, b] run in the order in which the module names them: each takes the width that it has in
-    common with what comes in, and gives the other.
+    common with what comes in, and gives the other. Experts that lack one of the weights do nothing (LongCat's).
     """
-    width, passed = hidden_states.shape[-1], hidden_states.new_empty(rows, hidden_states.shape[-1])
+    weights = [one for one in module.parameters(recurse=False) if one.dim() == 3]
+    for other in (one for one in module.parameters(recurse=False) if one.dim() != 3):
+        other.view(-1)  # read by every run, so it is in use
+    experts, all_experts = (choose(weight.shape[0] for weight in weights) for choose in (min, max))
+    rows = rows * experts // all_experts
     hidden_states.index_select(0, torch.zeros(rows, dtype=torch.long, device="meta"))  # tokens are put in order
-    for weight in (one for one in module.parameters(recurse=False) if one.dim() == 3):
-        first, second = weight.shape[1:]
-        transposed = getattr(module, "is_transposed", first == passed.shape[-1] != second)
-        into, out = (first, second) if transposed else (second, first)
-        name = recorder.weight_name(weight)
-        recorder.add_product(
-            ProductRun(kind="experts", weight=name, shape=(1, rows, into, out), groups=weight.shape[0])
-        )
-        passed = passed.new_empty(rows, out)
-        if out != width:
+    passed = hidden_states.new_empty(rows, hidden_states.shape[-1])
+    for weight in weights:
+        if passed.shape[-1] not in weight.shape[1:]:
             passed = _gated(module, passed)
+        first, second = weight.shape[1:]
+        transposed = getattr(module, "is_transposed", first == passed.shape[-1])
+        into, out = (first, second) if transposed else (second, first)
+        run = ProductRun(
+            kind="experts", weight=recorder.weight_name(weight), shape=(1, rows, into, out), groups=experts
+        )
+        recorder.add_product(run)
+        passed = passed.new_empty(rows, out)
+        if getattr(module, "has_bias", False):
+            passed = passed + passed.new_empty(out)
+        if not getattr(module, "has_gate", True) and weight is not weights[-1]:
+            passed = module.act_fn(passed)
     return hidden_states + passed.new_empty(hidden_states.shape)
 
 
 def _gated(module: nn.Module, passed: torch.Tensor) -> torch.Tensor:
-    if getattr(module, "has_gate", False) and hasattr(module, "_apply_gate"):
+    """Return the inner values of half the width, by the method of transformers' experts where the class has it."""
+    if hasattr(module, "_apply_gate"):
         gated: torch.Tensor = module._apply_gate(passed)  # noqa: SLF001 - the method that transformers' own experts call
         return gated
-    activation = getattr(module, "act_fn", None) or getattr(module, "activation_fn", None)
-    return activation(passed) if activation else passed
+    gate, up = passed.chunk(2, dim=-1)
+    return up * module.act_fn(gate)  # type: ignore[operator] # a function or a module
+
+
+@contextmanager
+def without_loops(recorder: Recorder, model: nn.Module) -> Iterator[None]:
+    """Let experts whose class is not in transformers' table run with balanced routing too, not in a loop over values."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            weights = [one for one in module.parameters(recurse=False) if one.dim() == 3]
+            if type(module).__name__.endswith("Experts") and len(weights) > 1 and not hasattr(module, "has_gate"):
+                stack.enter_context(patch.object(module, "forward", _balanced(recorder, model, module)))
+        yield
+
+
+def _balanced(recorder: Recorder, model: nn.Module, module: nn.Module) -> Callable[..., torch.Tensor]:
+    config = model.config.get_text_config()
+
+    def forward(hidden_states: torch.Tensor, *routing: torch.Tensor, **_: Any) -> torch.Tensor:
+        chosen = [one for one in routing if isinstance(one, torch.Tensor) and not one.is_floating_point()]
+        if chosen:
+            return balanced_experts(recorder, module, hidden_states, rows=chosen[0].numel())
+        copies = next(module.parameters()).shape[0]  # every expert gets all tokens, most of them times zero (Llama 4)
+        rows = hidden_states.shape[0] // copies * int(config.num_experts_per_tok)
+        return balanced_experts(recorder, module, hidden_states, rows=rows)
+
+    return forward

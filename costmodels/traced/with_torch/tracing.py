@@ -20,8 +20,12 @@ from costmodels.traced.with_torch.runs import Runs, run
 from costmodels.traced.with_torch.stand_ins import NAME, stand_ins
 
 
-def trace_transformers(mapping: Mapping[str, Any]) -> TracedModel:
+def trace_transformers(mapping: Mapping[str, Any], *, with_operators: bool = True) -> TracedModel:
     """Return the model that transformers builds of the mapping of a config.json, with what its layers run.
+
+    Args:
+        mapping: Values of the file.
+        with_operators: Whether anything runs; if not, blocks have parameters alone, and the answer comes at once.
 
     Raises:
         ConfigError: transformers does not know the model, or refuses it; the key is named.
@@ -30,7 +34,8 @@ def trace_transformers(mapping: Mapping[str, Any]) -> TracedModel:
         model = built(mapping, name=NAME)
         mtp, notes = _mtp_modules(model)
     division = divide(model)
-    return _described(model, division, mtp, run(model, division, mtp), notes)
+    runs = run(model, division, mtp) if with_operators else Runs(shapes=(), tallies=())
+    return _described(model, division, mtp, runs, notes)
 
 
 def _mtp_modules(model: nn.Module) -> tuple[tuple[nn.Module, ...], tuple[str, ...]]:
@@ -91,6 +96,7 @@ def _described(
     ledger.seen.update(owners)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     table = model.get_input_embeddings()
+    buffers = {name for name, _ in model.named_buffers()}
     ends = []
     for path, end in division.ends:
         parameters = ledger.described(end, _own_parameters(end, path, division))
@@ -107,6 +113,7 @@ def _described(
         kinds=kinds,
         ends=tuple(ends),
         shared=tuple(ledger.shared.values()),
+        num_buffer_values=sum(value.numel() for name, value in model.state_dict().items() if name in buffers),
         tied_embeddings=head is not None and getattr(head, "weight", None) is getattr(table, "weight", False),
         notes=notes,
     )
