@@ -8,8 +8,8 @@ default [billions]; read: `equal` where our reader gives the same number to the 
 buffers` where it does with values that transformers keeps as buffers (correction biases of routers), the difference
 where it gives another, `refused` where it refuses a configuration, `-` where no reader knows the type; traced: `whole`,
 `bounded` where something could only be bounded, `not run` where the parameters alone are known, or `refused`; layers in
-all rows, and how many of them are unlike; said: what was bounded, or why the type is refused. The exit status is 1 where
-a reader is wrong.
+all rows, and how many of them are unlike; said: what was bounded, or why the type is refused. The exit status is 1
+where a reader is wrong.
 """
 
 from __future__ import annotations
@@ -45,7 +45,15 @@ def measure(model_type: str, *, with_operators: bool = True) -> Row:
     """Compute the row of one type; `difference` holds the reader's largest error, None where it gave no number."""
     from costmodels.traced.with_torch.tracing import trace_transformers  # noqa: PLC0415 - needs the optional torch
 
-    row: Row = {"type": model_type, "parameters_b": None, "read": "-", "traced": "refused", "layers": "", "said": ""}
+    row: Row = {
+        "type": model_type,
+        "parameters_b": None,
+        "read": "-",
+        "traced": "refused",
+        "layers": "",
+        "seconds": 0.0,
+    }
+    row["said"] = ""
     start = time.perf_counter()
     try:
         mappings = configurations(model_type)

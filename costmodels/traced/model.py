@@ -46,7 +46,7 @@ class TracedParameter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TracedProduct:
-    """Matrix products of one place in a block: `batch` products [m, k] times [k, n], run `count` times in a forward pass.
+    """Products of one place in a block: `batch` products [m, k] times [k, n], run `count` times in a forward pass.
 
     Experts: m are the rows of all experts together, batch is 1. Convolution: m the outputs' places, k what one output
     sums over, n the channels. Activations: products without a weight, such as those of a state space or of linear
@@ -59,7 +59,7 @@ class TracedProduct:
     weight: str
     """Path of the weight inside the block; empty where both factors are activations."""
     fallback: str = ""
-    """Function in torch that stands in for a fused kernel here; such a kernel moves less and may form other products."""
+    """Function in torch that stands in for a fused kernel, which moves less and may form other products."""
     groups: int = 1
     """Experts among which the rows of an `experts` product are divided."""
     count: Amount
@@ -71,8 +71,10 @@ class TracedProduct:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reach:
-    """Which keys a query sees: those before it (`causal`), the last `window`, those of its own `chunk`, or the `selected`
-    ones that an indexer picks for it; 0 is no limit."""
+    """Which keys a query sees; 0 is no limit.
+
+    Those before it (`causal`), the last `window`, those of its own `chunk`, or the `selected` ones of an indexer.
+    """
 
     causal: bool
     window: int = 0
@@ -103,7 +105,7 @@ class TracedAttention:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TracedPass:
-    """Reads and writes of one place in a block that are no products, as eager torch runs them, unfused [bytes of bf16]."""
+    """Reads and writes of one place in a block that are no products, unfused as eager torch runs them in bf16."""
 
     module: str
     part: Part
@@ -170,7 +172,9 @@ class TracedModel:
     @property
     def num_parameters(self) -> int:
         """Parameters of the whole model, each tensor once, without MTP modules."""
-        own = sum(parameter.size for block in self.blocks() for parameter in block.parameters if not parameter.is_shared)
+        own = sum(
+            parameter.size for block in self.blocks() for parameter in block.parameters if not parameter.is_shared
+        )
         return own + sum(parameter.size for parameter in self.shared)
 
     @property
@@ -181,7 +185,7 @@ class TracedModel:
         return sum(parts, start=NOTHING)
 
     def blocks(self) -> Iterator[TracedBlock]:
-        """Yield the block of every layer, in order and as often as it stands there, and those of the ends without MTP."""
+        """Yield the block of every layer, in order and as often as it stands there, and those of ends without MTP."""
         for row in self.rows:
             yield from (self.kinds[kind] for kind in row.kinds)
         yield from (end.block for end in self.ends if end.kind != "mtp")

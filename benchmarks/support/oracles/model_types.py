@@ -1,4 +1,4 @@
-"""Configurations of transformers' model types: the default of each, and changes that move every key that sets a size."""
+"""Configurations of transformers' model types: the default of each, and changes that move keys which set sizes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ CHANGED: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_hidden_layers": 5, "q_lora_rank": None, "n_shared_experts": 2, "attention_bias": True},
         {"tie_word_embeddings": True, "first_k_dense_replace": 1},
     ),
-    "deepseek_v32": ({"first_k_dense_replace": 2, "index_n_heads": 32, "n_shared_experts": 2, "mlp_layer_types": None},),
+    "deepseek_v32": (
+        {"first_k_dense_replace": 2, "index_n_heads": 32, "n_shared_experts": 2, "mlp_layer_types": None},
+    ),
     "glm_moe_dsa": ({"num_hidden_layers": 20, "index_topk_freq": 4, "indexer_types": None, "mlp_layer_types": None},),
     "mistral4": ({"first_k_dense_replace": 2, "q_lora_rank": 512},),
     "glm4_moe": ({"use_qk_norm": True, "attention_bias": True, "first_k_dense_replace": 3, "head_dim": 128},),
@@ -39,8 +41,12 @@ CHANGED: dict[str, tuple[dict[str, Any], ...]] = {
     "llama4_text": ({"interleave_moe_layer_step": 2, "moe_layers": None, "attention_bias": True},),
     "qwen3_next": (
         {
-            **{"mlp_only_layers": [0, 1], "decoder_sparse_step": 2, "full_attention_interval": 3, "layer_types": None},
-            **{"linear_num_value_heads": 16, "attention_bias": True},
+            "mlp_only_layers": [0, 1],
+            "decoder_sparse_step": 2,
+            "full_attention_interval": 3,
+            "layer_types": None,
+            "linear_num_value_heads": 16,
+            "attention_bias": True,
         },
     ),
     "qwen3_5_text": ({"linear_num_value_heads": 64, "attention_bias": True, "tie_word_embeddings": True},),
@@ -48,7 +54,12 @@ CHANGED: dict[str, tuple[dict[str, Any], ...]] = {
     "minimax_m2": ({"head_dim": 64, "num_local_experts": 32},),
     "minimax": ({"head_dim": 96, "num_hidden_layers": 5, "layer_types": None},),
     "nemotron_h": (
-        {"layers_block_type": ["linear_attention", "moe"] * 3, "use_bias": True, "mlp_bias": True, "n_shared_experts": 2},
+        {
+            "layers_block_type": ["linear_attention", "moe"] * 3,
+            "use_bias": True,
+            "mlp_bias": True,
+            "n_shared_experts": 2,
+        },
         {"moe_latent_size": 512, "use_conv_bias": False, "n_groups": 4, "mamba_num_heads": 64},
     ),
     "olmo3": ({"num_key_value_heads": 8, "attention_bias": True},),
@@ -76,13 +87,22 @@ CHANGED: dict[str, tuple[dict[str, Any], ...]] = {
         {"block_auto_adjust_ff_dim": False},
     ),
     "lfm2_moe": (
-        {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4, "conv_bias": True, "num_dense_layers": 1},
+        {
+            "layer_types": ["conv", "full_attention"] * 2,
+            "num_hidden_layers": 4,
+            "conv_bias": True,
+            "num_dense_layers": 1,
+        },
     ),
     "gemma3_text": ({"attention_bias": True, "tie_word_embeddings": False},),
     "gemma3n_text": (
         {
-            **{"num_kv_shared_layers": 0, "altup_num_inputs": 2, "intermediate_size": 8192, "num_hidden_layers": 7},
-            **{"layer_types": None, "activation_sparsity_pattern": None},
+            "num_kv_shared_layers": 0,
+            "altup_num_inputs": 2,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 7,
+            "layer_types": None,
+            "activation_sparsity_pattern": None,
         },
     ),
     "dots1": ({"n_shared_experts": 2, "first_k_dense_replace": 3, "attention_bias": True, "head_dim": 64},),
@@ -95,7 +115,7 @@ CHANGED: dict[str, tuple[dict[str, Any], ...]] = {
 
 def configurations(model_type: str) -> list[dict[str, Any]]:
     """Return the config.json of a type's default and of each change; null lets the class fill a key in again."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: PLC0415 - optional
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     filled = FILLED.get(model_type, {})
     made = []

@@ -58,7 +58,7 @@ def config_of(mapping: Mapping[str, Any]) -> transformers.PretrainedConfig:
 
 
 def _class_of_architecture(mapping: Mapping[str, Any]) -> type[transformers.PretrainedConfig] | None:
-    """Return the configuration class of the first architecture that transformers has (Kimi-K2 is DeepseekV3ForCausalLM)."""
+    """Return the configuration class of the first architecture that transformers has, as Kimi-K2's DeepSeek-V3."""
     known = {name for names in AUTO_CLASSES for name in _flat(names.values())}
     for name in mapping.get("architectures") or ():
         if name in known:
@@ -95,7 +95,7 @@ def _model_class(name: str) -> type[transformers.PreTrainedModel] | None:
 
 
 def built(mapping: Mapping[str, Any], *, name: str) -> nn.Module:
-    """Return the model of a config.json on the meta device, in bf16, with the implementations of attention and experts of that name.
+    """Return the model of a config.json on the meta device, in bf16, with attention and experts by the given name.
 
     Raises:
         ConfigError: as `config_of`, or the model cannot be built of these values.
@@ -108,7 +108,7 @@ def built(mapping: Mapping[str, Any], *, name: str) -> nn.Module:
         for attention in (name, "sdpa", "eager"):  # classes with tables of their own know only some of these
             try:
                 with torch.device("meta"):
-                    model: nn.Module = model_class._from_config(  # noqa: SLF001 - the way of AutoModel.from_config
+                    model: nn.Module = model_class._from_config(
                         config, attn_implementation=attention, dtype=torch.bfloat16, **chosen
                     )
                 return model.eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -10,7 +11,6 @@ from costmodels.traced.amounts import ONE, TOKENS, Amount, constant, fitted
 from costmodels.traced.model import (
     Part,
     ProductKind,
-    Reach,
     TracedAttention,
     TracedBlock,
     TracedParameter,
@@ -34,9 +34,13 @@ def fitted_block(
     if key in runs.troubles and parameters:
         bounds.append(f"{path} is known by its parameters only, since it was not run: {runs.troubles[key]}")
     products, attentions, passes = [], [], []
-    everywhere = {place for tally in runs.tallies for place in (*tally.products, *tally.attentions) if place.block == key}
-    for function in sorted({place.fallback for place in everywhere} - {""}):
-        bounds.append(f"{path}: {function} is traced in torch, without the fused kernel that trainings use")
+    everywhere = {
+        place for tally in runs.tallies for place in (*tally.products, *tally.attentions) if place.block == key
+    }
+    bounds += [
+        f"{path}: {function} is traced in torch, without the fused kernel that trainings use"
+        for function in sorted({place.fallback for place in everywhere} - {""})
+    ]
     for place in _places(key, [tally.products for tally in runs.tallies]):
         found = [tally.products.get(place, []) for tally in runs.tallies]
         products += _products(module, place, runs.shapes, found, bounds)
@@ -53,7 +57,7 @@ def fitted_block(
         passes.append(
             TracedPass(module=one[1], part=part, kind=one[2], count=count, read_bytes=read, written_bytes=written)
         )
-    if not everywhere and parameters:
+    if not everywhere and parameters and runs.shapes:
         products += _each_weight_once(module, parameters, bounds, path)
     else:
         used = {name for tally in runs.tallies for name in tally.used.get(key, ())}
@@ -107,7 +111,9 @@ def _name(path: str, module: str) -> str:
     return f"{path}.{module}" if module else path
 
 
-def _places(key: object, tables: Sequence[dict[Place, list[ProductRun]]] | Sequence[dict[Place, list[AttentionRun]]]) -> list[Place]:
+def _places(
+    key: object, tables: Sequence[dict[Place, list[ProductRun]]] | Sequence[dict[Place, list[AttentionRun]]]
+) -> list[Place]:
     return list(dict.fromkeys(place for table in tables for place in table if place.block == key))
 
 
@@ -116,13 +122,14 @@ def _products(
 ) -> list[TracedProduct]:
     counts = [len(run) for run in runs]
     part = part_of(module, place.module)
-    found = []
     if len(set(counts)) == 1 and counts[0] <= _FEW:
         columns = [[run[index] for run in runs] for index in range(counts[0])]
-        fits = [[_shape(shapes, column) for column in columns]]
-        if all(fit is not None for fit in fits[0]):
-            for column in columns:
-                found.append(_product(place, part, shapes, [[one] for one in column], _shape(shapes, column), bounds))
+        fits = [_shape(shapes, column) for column in columns]
+        if all(fit is not None for fit in fits):
+            found = [
+                _product(place, part, shapes, [[one] for one in column], fit, bounds)
+                for column, fit in zip(columns, fits, strict=True)
+            ]
             return [one for one in found if one is not None]
     alike = all(len({one.shape for one in run}) <= 1 for run in runs) and all(counts)
     shape = _shape(shapes, [run[0] for run in runs]) if alike else None
@@ -142,7 +149,9 @@ def _product(
     count = fitted(shapes, [len(run) for run in runs])
     flops = fitted(shapes, [sum(_flops(one) for one in run) for run in runs])
     if count is None or flops is None:
-        bounds.append(f"products of {place.module or 'the block'} at {place.line} grow with the length by no polynomial")
+        bounds.append(
+            f"products of {place.module or 'the block'} at {place.line} grow with the length by no polynomial"
+        )
         return None
     kind: ProductKind = "activations" if first.kind == "matrix" and not first.weight else first.kind
     return TracedProduct(
@@ -176,19 +185,16 @@ def _attentions(
         bounds.append(
             f"attention of {place.module or 'the block'} has a mask that depends on values: every pair is counted"
         )
-    fixed = ("num_heads", "num_kv_heads", "head_dim", "value_head_dim", "reach", "has_sinks")
-    for run in dict.fromkeys(tuple(getattr(one, name) for name in fixed) for one in runs[0]):
-        mine = [[one for one in many if tuple(getattr(one, name) for name in fixed) == run] for many in runs]
-        firsts = [many[0] for many in mine if many]
-        amounts = [fitted(shapes, [getattr(one, name) for one in firsts]) for name in ("batch", "queries", "keys")] if len(firsts) == len(runs) else [None]
+    for kind in dict.fromkeys(_kind(one) for many in runs for one in many):
+        mine = [[one for one in many if _kind(one) == kind] for many in runs]
         count = fitted(shapes, [len(many) for many in mine])
         flops = fitted(shapes, [sum(_rectangle(one) for one in many) for many in mine])
-        if count is None or flops is None or any(one is None for one in amounts):
+        tops = [[max((_sizes(one)[dim] for one in many), default=0) for many in mine] for dim in range(3)]
+        batch, queries, keys = (fitted(shapes, top) for top in tops)
+        if count is None or flops is None or batch is None or queries is None or keys is None:
             bounds.append(f"attention of {place.module or 'the block'} grows with the length by no polynomial")
             continue
-        batch, queries, keys = amounts
-        heads, kv_heads, head_dim, value_dim, reach, sinks = run
-        assert batch is not None and queries is not None and keys is not None and isinstance(reach, Reach), "fitted above"
+        first = mine[0][0]
         found.append(
             TracedAttention(
                 module=place.module,
@@ -197,16 +203,25 @@ def _attentions(
                 batch=batch,
                 queries=queries,
                 keys=keys,
-                num_heads=heads,
-                num_kv_heads=kv_heads,
-                head_dim=head_dim,
-                value_head_dim=value_dim,
-                reach=reach,
-                has_sinks=sinks,
+                num_heads=first.num_heads,
+                num_kv_heads=first.num_kv_heads,
+                head_dim=first.head_dim,
+                value_head_dim=first.value_head_dim,
+                reach=first.reach,
+                has_sinks=first.has_sinks,
                 rectangle_flops=flops,
             )
         )
     return found
+
+
+def _kind(run: AttentionRun) -> AttentionRun:
+    """Return the run without the sizes that grow with a micro-batch."""
+    return replace(run, batch=0, queries=0, keys=0)
+
+
+def _sizes(run: AttentionRun) -> tuple[int, int, int]:
+    return run.batch, run.queries, run.keys
 
 
 def _rectangle(run: AttentionRun) -> int:

@@ -16,7 +16,9 @@ from costmodels.traced.model import PassKind, ProductKind, Reach
 
 aten = torch.ops.aten
 
-_GATHERS = frozenset(("embedding", "index", "index_select", "gather", "scatter", "scatter_add", "index_add", "index_put"))
+_GATHERS = frozenset(
+    ("embedding", "index", "index_select", "gather", "scatter", "scatter_add", "index_add", "index_put")
+)
 _COPIES = frozenset(("_to_copy", "clone", "copy", "copy_", "cat", "stack", "constant_pad_nd", "roll", "repeat", "flip"))
 _FREE = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach", "_unsafe_view"))
 
@@ -79,7 +81,7 @@ class Recorder(TorchDispatchMode):
         """Take for each watched module, by its id, its block's key and the paths of the block's modules by their ids.
 
         Args:
-            paths: For the id of a layer or an end: (key, {id of a module inside: its path}). A key of None is unwatched.
+            paths: For the id of a layer or an end: (key, {id of a module inside: its path}); None is unwatched.
             weights: For the storage of a parameter its path in the model.
         """
         super().__init__()
@@ -153,7 +155,7 @@ class Recorder(TorchDispatchMode):
 
     def weight_name(self, tensor: torch.Tensor) -> str:
         """Return the path of the parameter that a tensor is or looks into; empty for an activation."""
-        storage = tensor.untyped_storage()._cdata  # noqa: SLF001 - no public identity of a storage
+        storage = tensor.untyped_storage()._cdata
         return self._casts[storage][0] if storage in self._casts else self._weights.get(storage, "")
 
     def _use(self, block: object, values: Any) -> None:
@@ -173,22 +175,20 @@ class Recorder(TorchDispatchMode):
         for index, amount in enumerate((count, read, written)):
             totals[index] += amount
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002, D105 - torch's name
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         if not self._blocks or self._blocks[-1][0] is None:
             return output
-        name = func._schema.name.partition("::")[2]  # noqa: SLF001 - the operator's own name
+        name = func._schema.name.partition("::")[2]
         self._use(self._blocks[-1][0], args)
         if name == "_to_copy" and self.weight_name(args[0]):  # a weight in another precision is the same weight
-            self._casts[output.untyped_storage()._cdata] = (self.weight_name(args[0]), output)  # noqa: SLF001 - as above
+            self._casts[output.untyped_storage()._cdata] = (self.weight_name(args[0]), output)
         if name in _RULES:
             self.add_product(_RULES[name](self, args, output))
         elif name.startswith("_scaled_dot_product"):
             self.add_attention(_plain_attention(args, kwargs or {}))
         elif not self._norms and name not in _FREE and not _is_view(func):
-            kind: PassKind = (
-                "gather" if name.rstrip("_") in _GATHERS else "copy" if name in _COPIES else "pointwise"
-            )
+            kind: PassKind = "gather" if name.rstrip("_") in _GATHERS else "copy" if name in _COPIES else "pointwise"
             read = _bytes_in(output if kind == "gather" else args)  # of a table only the rows that are looked up
             self._add_pass(kind, read, _bytes_in(output))
         return output
@@ -196,7 +196,7 @@ class Recorder(TorchDispatchMode):
 
 def _line_of_model() -> str:
     """Return the file and line of the innermost frame of a model's own source."""
-    frame = sys._getframe(1)  # noqa: SLF001 - the only way to the callers
+    frame = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
         if "/transformers/models/" in path or "/transformers/integrations/" in path:
@@ -206,7 +206,7 @@ def _line_of_model() -> str:
 
 
 def _is_view(func: Any) -> bool:
-    returns = func._schema.returns  # noqa: SLF001 - only the schema says it
+    returns = func._schema.returns
     return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
@@ -227,7 +227,8 @@ def _matrix(recorder: Recorder, left: torch.Tensor, right: torch.Tensor) -> Prod
 
 
 def _vector(recorder: Recorder, matrix: torch.Tensor) -> ProductRun:
-    return ProductRun(kind="matrix", weight=recorder.weight_name(matrix), shape=(1, *matrix.shape, 1))  # type: ignore[arg-type] # two dims
+    m, k = matrix.shape
+    return ProductRun(kind="matrix", weight=recorder.weight_name(matrix), shape=(1, m, k, 1))
 
 
 def _convolution(recorder: Recorder, args: Sequence[Any], output: Any) -> ProductRun:

@@ -38,12 +38,12 @@ class Division:
         whole = [dict(row.list.named_children()) for row in self.rows]
         for row, layers in zip(self.rows, whole, strict=True):
             last = max(row.kinds.index(kind) for kind in row.kinds)
-            row.list._modules = dict(list(layers.items())[: last + 1])  # noqa: SLF001 - put back below
+            row.list._modules = dict(list(layers.items())[: last + 1])
         try:
             yield
         finally:
             for row, layers in zip(self.rows, whole, strict=True):
-                row.list._modules = layers  # noqa: SLF001 - as it was
+                row.list._modules = layers
 
 
 def divide(model: nn.Module) -> Division:
@@ -107,7 +107,10 @@ def signature_of(layer: nn.Module) -> tuple[object, ...]:
 
 _CLASSES: tuple[tuple[str, Part], ...] = (
     (r"Norm$", "norm"),
-    (r"MLP|Mlp|MoE|Moe|MOE|Experts|FeedForward|FFN|Ffn|FF$|GLU|Router|Gate$|Dense|Intermediate|Output$", "channel mixer"),
+    (
+        r"MLP|Mlp|MoE|Moe|MOE|Experts|FeedForward|FFN|Ffn|FF$|GLU|Router|Gate$|Dense|Intermediate|Output$",
+        "channel mixer",
+    ),
     (r"Attention|Attn|Mamba|DeltaNet|Mixer|Conv|Recurrent|Rwkv|LSTM|RGLRU|SSM|Retention|Compressor", "token mixer"),
 )
 _NAMES: tuple[tuple[str, Part], ...] = (

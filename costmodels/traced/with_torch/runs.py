@@ -1,7 +1,7 @@
 """Run a model on meta tensors, once for each shape of a micro-batch, and keep what was recorded.
 
-The whole model runs first. Rows that it leaves out (a vision tower without an image) and MTP modules run alone, layer by
-layer, on hidden states of their own width.
+The whole model runs first. Rows that it leaves out (a vision tower without an image) and MTP modules run alone, layer
+by layer, on hidden states of their own width.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from costmodels.traced.with_torch.rows import Division
 from costmodels.traced.with_torch.stand_ins import stand_ins, without_loops
 
 LENGTH_STEP = 256
-"""Lengths are multiples of this, and so of every chunk that fallbacks of scans work in, unless the model names a longer."""
+"""Lengths are multiples of this, and so of every chunk that fallbacks of scans work in, if a model names no longer."""
 
 _STEP_KEYS = ("index_topk", "chunk_size", "mamba_chunk_size", "block_size")
 """Keys of configurations whose multiples an operator works in, or below which it does less."""
@@ -112,7 +112,13 @@ def _alone(
 
 def _tally(model: nn.Module, call: Callable[[int, int], Any], b: int, s: int, recorder: Recorder) -> Tally:
     recorder.forget()
-    with torch.device("meta"), torch.no_grad(), stand_ins(recorder), without_loops(recorder, model), recorder.watching():
+    with (
+        torch.device("meta"),
+        torch.no_grad(),
+        stand_ins(recorder),
+        without_loops(recorder, model),
+        recorder.watching(),
+    ):
         call(b, s)
     return recorder.tally
 
@@ -159,7 +165,10 @@ def _call_layer(layer: nn.Module, b: int, s: int) -> Any:
         hidden = torch.empty(b, s, width, dtype=torch.bfloat16)
     if "position_embeddings" in names:
         size = next((int(one.head_dim) for one in layer.modules() if hasattr(one, "head_dim")), 0)
-        arguments["position_embeddings"] = (torch.empty(*hidden.shape[:-1], size), torch.empty(*hidden.shape[:-1], size))
+        arguments["position_embeddings"] = (
+            torch.empty(*hidden.shape[:-1], size),
+            torch.empty(*hidden.shape[:-1], size),
+        )
     for name, one in list(names.items())[1:]:
         if name not in arguments and one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
             arguments[name] = None
@@ -176,7 +185,7 @@ def _call_mtp(model: nn.Module, module: nn.Module, b: int, s: int) -> Any:
 
 
 def _watched(division: Division) -> Watched:
-    """Return the key and the inner paths of each block to watch, by the id of its module; unwatched layers have None."""
+    """Return key and inner paths of each block to watch, by the id of its module; the key of other layers is None."""
     paths: Watched = {id(end): (("end", path), _names_inside(end)) for path, end in division.ends}
     paths |= {id(layer): (None, {}) for row in division.rows for layer in row.layers}
     paths |= {id(one): (("kind", kind), _names_inside(one)) for kind, (_, one) in enumerate(division.representatives)}
@@ -192,4 +201,4 @@ def _weights(division: Division, mtp: Sequence[nn.Module]) -> Iterator[tuple[int
     blocks = [end for _, end in division.ends] + [layer for row in division.rows for layer in row.layers] + list(mtp)
     for block in blocks:
         for name, parameter in block.named_parameters(remove_duplicate=False):
-            yield parameter.untyped_storage()._cdata, name  # noqa: SLF001 - no public identity of a storage
+            yield parameter.untyped_storage()._cdata, name

@@ -49,7 +49,12 @@ def stand_ins(recorder: Recorder) -> Iterator[None]:
         return marked
 
     def attention(
-        module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **kwargs: Any
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         causal, window, chosen = (kwargs.get(name) for name in ("is_causal", "sliding_window", "indices"))
         own = Reach(causal=bool(getattr(module, "is_causal", False) if causal is None else causal))
@@ -69,7 +74,11 @@ def stand_ins(recorder: Recorder) -> Iterator[None]:
     def experts(module: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, *_: Any) -> torch.Tensor:
         return balanced_experts(recorder, module, hidden_states, rows=top_k_index.numel())
 
-    tables = ((ALL_ATTENTION_FUNCTIONS, attention), (ALL_MASK_ATTENTION_FUNCTIONS, mask), (ALL_EXPERTS_FUNCTIONS, experts))
+    tables = (
+        (ALL_ATTENTION_FUNCTIONS, attention),
+        (ALL_MASK_ATTENTION_FUNCTIONS, mask),
+        (ALL_EXPERTS_FUNCTIONS, experts),
+    )
     for table, function in tables:
         table.register(NAME, function)
     try:
@@ -84,7 +93,7 @@ def stand_ins(recorder: Recorder) -> Iterator[None]:
             yield
     finally:
         for table, _ in tables:
-            table._global_mapping.pop(NAME, None)  # noqa: SLF001 - the tables have no way to take a name out again
+            table._global_mapping.pop(NAME, None)
 
 
 def _fused() -> list[tuple[ModuleType, str, Callable[..., Any]]]:
@@ -149,7 +158,9 @@ def _fill(function: Callable[..., Any]) -> None:
         if isinstance(held, torch.Tensor) and held.device.type == "meta":
             value = True if held.dtype == torch.bool else -1
             one = torch.full((1,) * held.dim(), value, dtype=held.dtype, device="cpu")
-            cell.cell_contents = one.expand(*held.shape[:-1], max(FAR, held.shape[-1]) if held.dim() > 1 else held.shape[-1])
+            cell.cell_contents = one.expand(
+                *held.shape[:-1], max(FAR, held.shape[-1]) if held.dim() > 1 else held.shape[-1]
+            )
         for inner in held if isinstance(held, (tuple, list)) else (held,):
             if isinstance(inner, FunctionType):
                 _fill(inner)
@@ -198,7 +209,7 @@ def balanced_experts(recorder: Recorder, module: nn.Module, hidden_states: torch
 def _gated(module: nn.Module, passed: torch.Tensor) -> torch.Tensor:
     """Return the inner values of half the width, by the method of transformers' experts where the class has it."""
     if hasattr(module, "_apply_gate"):
-        gated: torch.Tensor = module._apply_gate(passed)  # noqa: SLF001 - the method that transformers' own experts call
+        gated: torch.Tensor = module._apply_gate(passed)
         return gated
     gate, up = passed.chunk(2, dim=-1)
     return up * module.act_fn(gate)  # type: ignore[operator] # a function or a module
@@ -206,7 +217,7 @@ def _gated(module: nn.Module, passed: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def without_loops(recorder: Recorder, model: nn.Module) -> Iterator[None]:
-    """Let experts whose class is not in transformers' table run with balanced routing too, not in a loop over values."""
+    """Let experts whose class is not in transformers' table run with balanced routing too, not in a loop."""
     with ExitStack() as stack:
         for module in model.modules():
             weights = [one for one in module.parameters(recurse=False) if one.dim() == 3]

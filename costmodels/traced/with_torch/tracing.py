@@ -58,9 +58,7 @@ class _Ledger:
     seen: set[int] = field(default_factory=set)
     shared: dict[int, TracedParameter] = field(default_factory=dict)
 
-    def described(
-        self, block: nn.Module, named: Iterable[tuple[str, nn.Parameter]]
-    ) -> tuple[TracedParameter, ...]:
+    def described(self, block: nn.Module, named: Iterable[tuple[str, nn.Parameter]]) -> tuple[TracedParameter, ...]:
         """Return the parameters that no end before has listed; a shared one stands in every layer that holds it."""
         found = []
         for name, parameter in named:

@@ -9,11 +9,22 @@ transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.slow
 
-SMALL = {"vocab_size": 384, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+SMALL = {
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
 HEADS = {"num_key_value_heads": 2, "head_dim": 16}
 LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1, "n_routed_experts": 4}
-LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+LINEAR = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
 
 MODELS = {
@@ -35,12 +46,12 @@ MODELS = {
     "bert": SMALL | {"max_position_embeddings": 2048},
     "t5": {"vocab_size": 384, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4},
 }
-"""A small config.json of each kind: heads shared, windows, sinks, latent, linear and scanned attention, experts, encoders."""
+"""A small config.json of each kind: shared heads, windows, latent and linear attention, scans, experts, encoders."""
 
 
 @pytest.mark.parametrize("model_type", MODELS)
 def test_a_trace_counts_the_flops_that_torch_counts(model_type):
-    """Products and attention of a forward pass are those of FlopCounterMode over the model with real numbers, exactly."""
+    """Products and attention of a forward pass are exactly those of FlopCounterMode over the real model."""
     from costmodels.traced.with_torch.tracing import trace_transformers
 
     mapping = {"model_type": model_type, **MODELS[model_type]}
