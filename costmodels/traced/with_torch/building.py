@@ -5,13 +5,14 @@ Nothing is loaded: no weights, no code of a repository (`auto_map` is refused), 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
+from huggingface_hub import constants
 from torch import nn
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -77,11 +78,11 @@ def class_of(config: transformers.PretrainedConfig, architectures: Any) -> type[
     known = {name for names in AUTO_CLASSES for name in _flat(names.values())}
     named = [name for name in architectures or () if name in known]
     automatic = [name for names in AUTO_CLASSES for name in _flat([names.get(config.model_type, ())])]
-    for name in named:
+    for name in [*named, *automatic]:
         found = _model_class(name)
         if found is not None and isinstance(config, found.config_class or ()):
             return found
-    for name in automatic:
+    for name in automatic:  # classes of another type with the same sizes, as Llama's for EXAONE
         found = _model_class(name)
         if found is not None:
             return found
@@ -120,18 +121,12 @@ def built(mapping: Mapping[str, Any], *, name: str) -> nn.Module:
 @contextmanager
 def _offline() -> Iterator[None]:
     """Keep transformers from looking for kernels or backbones on the network."""
-    from huggingface_hub import constants  # noqa: PLC0415 - its switch is read when it is used
-
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = True
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
+    with patch.object(constants, "HF_HUB_OFFLINE", new=True):
         yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
 
 
 def first_line(error: BaseException) -> str:
-    """Return the kind of an error and the first line of its text."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+    """Return the kind of an error and the first line of its text, or two where the first ends in a colon."""
+    text = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(text[: 2 if text and text[0].endswith(":") else 1])
+    return f"{type(error).__name__}: {said[:200]}" if said else type(error).__name__

@@ -74,7 +74,7 @@ class Tally:
     """Paths of the parameters that anything read, for each block."""
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's class has no types
     """Watches the operators of ATen, and knows in which module of which block each runs."""
 
     def __init__(self, paths: Mapping[int, tuple[object, Mapping[int, str]]], weights: Mapping[int, str]) -> None:
@@ -84,7 +84,7 @@ class Recorder(TorchDispatchMode):
             paths: For the id of a layer or an end: (key, {id of a module inside: its path}); None is unwatched.
             weights: For the storage of a parameter its path in the model.
         """
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # torch's class has no types
         self._paths = paths
         self._weights = weights
         self._casts: dict[int, tuple[str, torch.Tensor]] = {}

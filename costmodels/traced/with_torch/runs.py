@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class Runs:
     troubles: dict[object, str] = field(default_factory=dict)
 
 
-def run(model: nn.Module, division: Division, mtp: Sequence[nn.Module]) -> Runs:
+def run(model: Any, division: Division, mtp: Sequence[nn.Module]) -> Runs:
     """Run the model, then its rows that were left out, then its MTP modules."""
     shapes = shapes_of(model)
     weights = dict(_weights(division, mtp))
@@ -47,13 +48,13 @@ def run(model: nn.Module, division: Division, mtp: Sequence[nn.Module]) -> Runs:
     for kind, (_, layer) in enumerate(division.representatives):
         key = ("kind", kind)
         if not any(key == place.block for tally in tallies for place in (*tally.products, *tally.attentions)):
-            found, why = _alone(model, lambda b, s, one=layer: _call_layer(one, b, s), shapes, layer, key, weights)
+            found, why = _alone(model, partial(_call_layer, layer), shapes, layer, key, weights)
             tallies = _joined(tallies, found)
             if why:
                 troubles[key] = trouble or why
     for index, module in enumerate(mtp):
         key = ("mtp", index)
-        found, why = _alone(model, lambda b, s, one=module: _call_mtp(model, one, b, s), shapes, module, key, weights)
+        found, why = _alone(model, partial(_call_mtp, model, module), shapes, module, key, weights)
         tallies = _joined(tallies, found)
         if why:
             troubles[key] = why
@@ -62,7 +63,7 @@ def run(model: nn.Module, division: Division, mtp: Sequence[nn.Module]) -> Runs:
     return Runs(shapes=shapes, tallies=tuple(tallies), troubles=troubles)
 
 
-def shapes_of(model: nn.Module) -> list[tuple[int, int]]:
+def shapes_of(model: Any) -> list[tuple[int, int]]:
     """Return the micro-batches to run: two batches times three lengths, and one more that must agree.
 
     A batch of one is none of them: dims of length 1 spare copies that longer ones need. Lengths stay within the table
@@ -77,7 +78,7 @@ def shapes_of(model: nn.Module) -> list[tuple[int, int]]:
 
 
 def _whole(
-    model: nn.Module, division: Division, shapes: Sequence[tuple[int, int]], recorder: Recorder
+    model: Any, division: Division, shapes: Sequence[tuple[int, int]], recorder: Recorder
 ) -> tuple[list[Tally], str]:
     """Run with no more layers than kinds need, or with all where the model addresses its last layers by number."""
 
@@ -96,7 +97,7 @@ def _whole(
 
 
 def _alone(
-    model: nn.Module,
+    model: Any,
     call: Callable[[int, int], Any],
     shapes: Sequence[tuple[int, int]],
     module: nn.Module,
@@ -110,7 +111,7 @@ def _alone(
         return [], first_line(error)
 
 
-def _tally(model: nn.Module, call: Callable[[int, int], Any], b: int, s: int, recorder: Recorder) -> Tally:
+def _tally(model: Any, call: Callable[[int, int], Any], b: int, s: int, recorder: Recorder) -> Tally:
     recorder.forget()
     with (
         torch.device("meta"),
@@ -138,7 +139,7 @@ def _joined(tallies: list[Tally], more: list[Tally]) -> list[Tally]:
     ]
 
 
-def _inputs(model: nn.Module, b: int, s: int) -> dict[str, Any]:
+def _inputs(model: Any, b: int, s: int) -> dict[str, Any]:
     text = model.config.get_text_config()
     if getattr(model, "main_input_name", "input_ids") == "pixel_values":
         side = model.config.image_size
@@ -152,7 +153,7 @@ def _inputs(model: nn.Module, b: int, s: int) -> dict[str, Any]:
     return inputs
 
 
-def _call_layer(layer: nn.Module, b: int, s: int) -> Any:
+def _call_layer(layer: Any, b: int, s: int) -> Any:
     """Call a layer on hidden states of its width; its arguments are known by their names in transformers."""
     norm = next((one for one in layer.modules() if type(one).__name__.endswith("Norm")), None)
     width = norm.weight.shape[0] if norm is not None else next(layer.parameters()).shape[-1]
@@ -175,7 +176,7 @@ def _call_layer(layer: nn.Module, b: int, s: int) -> Any:
     return layer(hidden, **arguments)
 
 
-def _call_mtp(model: nn.Module, module: nn.Module, b: int, s: int) -> Any:
+def _call_mtp(model: Any, module: nn.Module, b: int, s: int) -> Any:
     decoder = model.get_decoder()
     width = model.config.get_text_config().hidden_size
     hidden, places = torch.empty(b, s, width, dtype=torch.bfloat16), torch.arange(s).expand(b, s)

@@ -103,7 +103,7 @@ def _fused() -> list[tuple[ModuleType, str, Callable[..., Any]]]:
     """
     modules = [module for name, module in sys.modules.items() if name.startswith("transformers.models.")]
     return [
-        (module, name, value.__wrapped__)
+        (module, name, vars(value)["__wrapped__"])
         for module in modules
         for name, value in vars(module).items()
         if isinstance(value, FunctionType) and "is_new_implementation" in value.__code__.co_freevars
@@ -175,7 +175,7 @@ def _chunk(start: int, seen: Callable[[int], torch.Tensor]) -> int:
     return high - start
 
 
-def balanced_experts(recorder: Recorder, module: nn.Module, hidden_states: torch.Tensor, *, rows: int) -> torch.Tensor:
+def balanced_experts(recorder: Recorder, module: Any, hidden_states: torch.Tensor, *, rows: int) -> torch.Tensor:
     """Run experts as products of `rows` tokens among all of them, whatever the routing, and return their output.
 
     The weights [experts, a, b] run in the order in which the module names them: each takes the width that it has in
@@ -206,13 +206,14 @@ def balanced_experts(recorder: Recorder, module: nn.Module, hidden_states: torch
     return hidden_states + passed.new_empty(hidden_states.shape)
 
 
-def _gated(module: nn.Module, passed: torch.Tensor) -> torch.Tensor:
+def _gated(module: Any, passed: torch.Tensor) -> torch.Tensor:
     """Return the inner values of half the width, by the method of transformers' experts where the class has it."""
     if hasattr(module, "_apply_gate"):
         gated: torch.Tensor = module._apply_gate(passed)
         return gated
     gate, up = passed.chunk(2, dim=-1)
-    return up * module.act_fn(gate)  # type: ignore[operator] # a function or a module
+    result: torch.Tensor = up * module.act_fn(gate)
+    return result
 
 
 @contextmanager
@@ -226,7 +227,7 @@ def without_loops(recorder: Recorder, model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _balanced(recorder: Recorder, model: nn.Module, module: nn.Module) -> Callable[..., torch.Tensor]:
+def _balanced(recorder: Recorder, model: Any, module: nn.Module) -> Callable[..., torch.Tensor]:
     config = model.config.get_text_config()
 
     def forward(hidden_states: torch.Tensor, *routing: torch.Tensor, **_: Any) -> torch.Tensor:

@@ -20,6 +20,13 @@ from costmodels.traced.with_torch.runs import Runs, run
 from costmodels.traced.with_torch.stand_ins import NAME, stand_ins
 
 
+_NOT_USED = {
+    "auto_map": "no code of a repository runs, transformers' own class stands for it",
+    "quantization_config": "weights are those of training, in bf16",
+}
+"""Keys of published files that change nothing here, each with the reason."""
+
+
 def trace_transformers(mapping: Mapping[str, Any], *, with_operators: bool = True) -> TracedModel:
     """Return the model that transformers builds of the mapping of a config.json, with what its layers run.
 
@@ -33,12 +40,14 @@ def trace_transformers(mapping: Mapping[str, Any], *, with_operators: bool = Tru
     with stand_ins(Recorder({}, {})):
         model = built(mapping, name=NAME)
         mtp, notes = _mtp_modules(model)
+    unused = [f"{key} is not used: {why}" for key, why in _NOT_USED.items() if mapping.get(key) is not None]
+    notes = (*notes, *unused)
     division = divide(model)
     runs = run(model, division, mtp) if with_operators else Runs(shapes=(), tallies=())
     return _described(model, division, mtp, runs, notes)
 
 
-def _mtp_modules(model: nn.Module) -> tuple[tuple[nn.Module, ...], tuple[str, ...]]:
+def _mtp_modules(model: Any) -> tuple[tuple[nn.Module, ...], tuple[str, ...]]:
     """Return the model's modules of multi-token prediction, which transformers keeps apart from the model."""
     number = getattr(model.config.get_text_config(), "num_mtp_layers", None)
     if not isinstance(number, int) or number < 1:
@@ -80,7 +89,7 @@ class _Ledger:
 
 
 def _described(
-    model: nn.Module, division: Division, mtp: tuple[nn.Module, ...], runs: Runs, notes: tuple[str, ...]
+    model: Any, division: Division, mtp: tuple[nn.Module, ...], runs: Runs, notes: tuple[str, ...]
 ) -> TracedModel:
     owners: dict[int, set[int]] = {}
     for layer in (layer for row in division.rows for layer in row.layers):

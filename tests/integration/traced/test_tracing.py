@@ -142,7 +142,8 @@ def test_shared_layers_count_once():
         ({"model_type": "no_such", "auto_map": {"AutoModel": "modeling.Model"}}, "auto_map.*code of a repository"),
         ({"model_type": "lama"}, "model_type.*unknown to transformers.*llama"),
         ({"model_type": "llama", "num_attention_heads": "many"}, "refused by transformers' LlamaConfig"),
-        ({"model_type": "llama", "hidden_size": -4}, "cannot be built by transformers' LlamaForCausalLM"),
+        ({"model_type": "llama", "hidden_size": -4}, "refused by transformers' LlamaConfig.*attention heads"),
+        ({"model_type": "ministral"}, "cannot be built by transformers' MinistralForCausalLM"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_name(mapping, sentence):
