@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 FILLED: dict[str, dict[str, Any]] = {
@@ -117,10 +116,8 @@ def configurations(model_type: str) -> list[dict[str, Any]]:
     """Return the config.json of a type's default and of each change; null lets the class fill a key in again."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    filled = FILLED.get(model_type, {})
     made = []
     for change in ({}, *CHANGED.get(model_type, ())):
-        values: Mapping[str, Any] = {key: value for key, value in (filled | change).items() if value is not None}
-        made.append(json.loads(CONFIG_MAPPING[model_type](**values).to_json_string(use_diff=False)))
-        made[-1] |= {key: None for key, value in change.items() if value is None and made[-1].get(key) is None}
+        config = CONFIG_MAPPING[model_type](**FILLED.get(model_type, {}) | change)
+        made.append(json.loads(config.to_json_string(use_diff=False)))
     return made

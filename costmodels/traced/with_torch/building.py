@@ -53,7 +53,8 @@ def config_of(mapping: Mapping[str, Any]) -> transformers.PretrainedConfig:
         raise ConfigError(rule, key="model_type", value=model_type, nearest=did_you_mean(model_type, CONFIG_MAPPING))
     values = {key: value for key, value in mapping.items() if key not in IGNORED and key != "model_type"}
     try:
-        return config_class.from_dict(values)
+        # files of transformers 5 write infinity as {"__float__": "Infinity"}
+        return config_class.from_dict(config_class._decode_special_floats(values))
     except Exception as error:  # noqa: BLE001 - classes of 800 model types refuse values each in its own way
         raise ConfigError(f"is refused by transformers' {config_class.__name__}: {first_line(error)}") from None
 

@@ -19,7 +19,6 @@ from costmodels.traced.with_torch.rows import Division, divide, part_of
 from costmodels.traced.with_torch.runs import Runs, run
 from costmodels.traced.with_torch.stand_ins import NAME, stand_ins
 
-
 _NOT_USED = {
     "auto_map": "no code of a repository runs, transformers' own class stands for it",
     "quantization_config": "weights are those of training, in bf16",
