@@ -43,9 +43,14 @@ def constant(value: float) -> Amount:
     return Amount((float(value), 0.0, 0.0, 0.0, 0.0, 0.0))
 
 
+def per_token(value: float) -> Amount:
+    """Return an amount that each token of a micro-batch adds."""
+    return Amount((0.0, 0.0, 0.0, float(value), 0.0, 0.0))
+
+
 NOTHING = constant(0)
 ONE = constant(1)
-TOKENS = Amount((0.0, 0.0, 0.0, 1.0, 0.0, 0.0))
+TOKENS = per_token(1)
 """Tokens of a micro-batch, b * s."""
 
 

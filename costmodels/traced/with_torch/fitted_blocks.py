@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from costmodels.traced.amounts import ONE, TOKENS, Amount, constant, fitted
+from costmodels.traced.amounts import ONE, Amount, constant, fitted, per_token
 from costmodels.traced.model import (
     Part,
     ProductKind,
@@ -27,11 +27,20 @@ _FEW = 8
 
 
 def fitted_block(
-    path: str, module: nn.Module, parameters: tuple[TracedParameter, ...], key: object, runs: Runs
+    path: str,
+    module: nn.Module,
+    parameters: tuple[TracedParameter, ...],
+    key: object,
+    runs: Runs,
+    *,
+    tied: tuple[TracedParameter, ...] = (),
 ) -> TracedBlock:
-    """Return the block at `path` with what the runs, one for each shape, recorded of it under `key`."""
+    """Return the block at `path` with what the runs, one for each shape, recorded of it under `key`.
+
+    `tied` are parameters that another block lists and this one multiplies with, as a tied head does.
+    """
     bounds: list[str] = []
-    if key in runs.troubles and parameters:
+    if key in runs.troubles and (parameters or tied):
         bounds.append(f"{path} is known by its parameters only, since it was not run: {runs.troubles[key]}")
     products, attentions, passes = [], [], []
     everywhere = {
@@ -57,8 +66,8 @@ def fitted_block(
         passes.append(
             TracedPass(module=one[1], part=part, kind=one[2], count=count, read_bytes=read, written_bytes=written)
         )
-    if not everywhere and parameters and runs.shapes:
-        products += _each_weight_once(module, parameters, bounds, path)
+    if not everywhere and (parameters or tied) and runs.shapes:
+        products += _each_weight_once(module, (*parameters, *tied), runs.experts_per_token, bounds, path)
     else:
         used = {name for tally in runs.tallies for name in tally.used.get(key, ())}
         idle = [one.name for one in parameters if one.name not in used]
@@ -81,25 +90,27 @@ def _owner(module: nn.Module, name: str) -> nn.Module:
 
 
 def _each_weight_once(
-    module: nn.Module, parameters: Sequence[TracedParameter], bounds: list[str], path: str
+    module: nn.Module, parameters: Sequence[TracedParameter], experts_per_token: int, bounds: list[str], path: str
 ) -> list[TracedProduct]:
     """Return a product of each matrix with the block's own b * s tokens, for what a pass over tokens leaves out."""
     found = []
     for one in parameters:
         if len(one.shape) < 2 or isinstance(_owner(module, one.name), nn.Embedding):
             continue
-        width, size = one.shape[0], one.size
-        flops = Amount((0.0, 0.0, 0.0, 2.0 * size, 0.0, 0.0))
-        shape = (ONE, TOKENS, constant(size // width), constant(width))
+        groups = one.shape[0] if one.is_expert and len(one.shape) == 3 else 1
+        width = one.shape[1 if groups > 1 else 0]
+        rows = min(experts_per_token, groups) or groups
+        sums = one.size // groups // width
         found.append(
             TracedProduct(
                 module=one.name.rpartition(".")[0],
                 part=one.part,
-                kind="matrix",
+                kind="experts" if groups > 1 else "matrix",
                 weight=one.name,
+                groups=groups,
                 count=ONE,
-                shape=shape,
-                flops=flops,
+                shape=(ONE, per_token(rows), constant(sums), constant(width)),
+                flops=per_token(2 * rows * sums * width),
             )
         )
     if found:

@@ -135,5 +135,15 @@ def part_of(layer: nn.Module, path: str) -> Part:
     return "other"
 
 
+def is_expert(block: nn.Module, path: str) -> bool:
+    """Check whether the parameter at `path` belongs to a routed expert: its modules or their classes say so."""
+    module, words = block, []
+    for name in path.split(".")[:-1]:
+        module = module.get_submodule(name)
+        words += [name, type(module).__name__]
+    said = " ".join([*words, path]).lower()
+    return "expert" in said.replace("shared_expert", "").replace("sharedexpert", "")
+
+
 def _first(rules: tuple[tuple[str, Part], ...], name: str) -> Part:
     return next((part for pattern, part in rules if re.search(pattern, name)), "other")

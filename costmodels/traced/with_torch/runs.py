@@ -26,6 +26,9 @@ LENGTH_STEP = 256
 _STEP_KEYS = ("index_topk", "chunk_size", "mamba_chunk_size", "block_size")
 """Keys of configurations whose multiples an operator works in, or below which it does less."""
 
+_TOP_K_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+"""Keys of configurations that say to how many experts a token goes."""
+
 Watched = dict[int, tuple[object, dict[int, str]]]
 
 
@@ -36,6 +39,8 @@ class Runs:
     shapes: Sequence[tuple[int, int]]
     tallies: tuple[Tally, ...]
     troubles: dict[object, str] = field(default_factory=dict)
+    experts_per_token: int = 0
+    """Routed experts that the model's configuration names for each token; 0 where it names none."""
 
 
 def run(model: Any, division: Division, mtp: Sequence[nn.Module]) -> Runs:
@@ -60,7 +65,9 @@ def run(model: Any, division: Division, mtp: Sequence[nn.Module]) -> Runs:
             troubles[key] = why
     if trouble:
         troubles |= {("end", path): trouble for path, _ in division.ends}
-    return Runs(shapes=shapes, tallies=tuple(tallies), troubles=troubles)
+    text = model.config.get_text_config()
+    chosen = [value for key in _TOP_K_KEYS if isinstance(value := getattr(text, key, None), int)]
+    return Runs(shapes=shapes, tallies=tuple(tallies), troubles=troubles, experts_per_token=chosen[0] if chosen else 0)
 
 
 def shapes_of(model: Any) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from costmodels.traced.model import EndKind, TracedEnd, TracedModel, TracedParam
 from costmodels.traced.with_torch.building import built, first_line
 from costmodels.traced.with_torch.fitted_blocks import fitted_block
 from costmodels.traced.with_torch.recording import Recorder
-from costmodels.traced.with_torch.rows import Division, divide, part_of
+from costmodels.traced.with_torch.rows import Division, divide, is_expert, part_of
 from costmodels.traced.with_torch.runs import Runs, run
 from costmodels.traced.with_torch.stand_ins import NAME, stand_ins
 
@@ -78,7 +78,7 @@ class _Ledger:
                 name=name,
                 shape=tuple(parameter.shape),
                 part=part_of(block, name),
-                is_expert="expert" in name and "shared_expert" not in name,
+                is_expert=is_expert(block, name),
                 is_shared=is_shared,
             )
             if is_shared:
@@ -107,7 +107,9 @@ def _described(
     for path, end in division.ends:
         parameters = ledger.described(end, _own_parameters(end, path, division))
         kind: EndKind = "embedding" if end is table else "head" if end is head else _other_end(end)
-        ends.append(TracedEnd(kind=kind, block=fitted_block(path, end, parameters, ("end", path), runs)))
+        tied = _Ledger(set()).described(end, end.named_parameters()) if kind == "head" and not parameters else ()
+        block = fitted_block(path, end, parameters, ("end", path), runs, tied=tied)
+        ends.append(TracedEnd(kind=kind, block=block))
     for index, module in enumerate(mtp):
         parameters = ledger.described(module, module.named_parameters())
         ends.append(TracedEnd(kind="mtp", block=fitted_block(f"mtp.{index}", module, parameters, ("mtp", index), runs)))
