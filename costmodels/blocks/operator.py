@@ -62,8 +62,8 @@ class Operator:
         family: Family of that block.
         phase: Phase, forward or backward.
         shape: Columns of sizes [u, d]: (m, k, n) of a matmul or of a scan's products, (groups, m, k, n) of a grouped
-            matmul, (batch, heads, query length, key length, head size) of attention, (rows, columns) of a norm, (elements,)
-            else.
+            matmul, (batch, heads, query length, key length, head size) of attention, (rows, columns) of a norm,
+            (elements,) else.
         precision: Type of the operator's arithmetic.
         flop: Number of floating-point operations [u].
         moved_bytes: Number of bytes read and written [u].

@@ -188,9 +188,10 @@ def _attention_s(operator: Operator, device: Device, *, is_flash2: bool) -> Floa
 SCAN_SHARE = 0.06
 """Share of the peak in 16 bits that the products of a chunked scan reach alone.
 
-Triton's gated delta rule takes 1.954 ms for 8 heads of 128 and 65,536 tokens on H100 (flashinfer pull request 3866), 0.05
-of the peak. Mamba 2's scan overtakes FlashAttention-2 at 2,048 tokens on A100 (Dao and Gu 2024, section 1), which is 0.07
-if that reaches 110 TFLOP/s in both passes.
+Triton's gated delta rule takes 1.954 ms for 8 heads of 128 and 65,536 tokens on H100 (flashinfer pull request 3866),
+which is 0.05 of the peak. Mamba 2's scan overtakes FlashAttention-2 at 2,048 tokens on A100 (Dao and Gu 2024, section
+1), which
+is 0.07 if that reaches 110 TFLOP/s in both passes.
 """
 
 

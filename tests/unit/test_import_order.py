@@ -38,6 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "hardware.io": set(),
     "hardware": {"hardware.io"},
     "costmodels": set(),
+    "costmodels.traced": set(),
     "costmodels.blocks": set(),
     "costmodels.job": {"costmodels.blocks"},
     "costmodels.operators": {"costmodels.blocks", "costmodels.job"},
@@ -185,6 +186,7 @@ FENCES = {
     "ray": r"trials/on_ray/.*",
     "optuna": r"tuner/(?!planners[/.]).*",
     "torch": r".*torch.*",
+    "transformers": r"costmodels/traced/with_torch/.*",
     "jax": r".*jax.*",
     "jaxlib": r".*jax.*",
 }
@@ -393,6 +395,7 @@ BROKEN_HOUSES: tuple[tuple[Check, dict[str, str]], ...] = (
     (libraries_outside_their_fence, {"trials/on_ray/executor.py": "import optuna"}),
     (libraries_outside_their_fence, {"tuner/planners/toast/search.py": "from optuna import samplers"}),
     (libraries_outside_their_fence, {"costmodels/step/memory/peak.py": "import torch.nn as nn"}),
+    (libraries_outside_their_fence, {"costmodels/job/hugging_face.py": "from transformers import AutoConfig"}),
     (libraries_outside_their_fence, {"costmodels/sharding/frontends/torch/graph.py": "import jax.numpy"}),
     (relative_imports, {"hardware/link.py": "from . import device"}),
     (relative_imports, {"hardware/link.py": "from .device import Device"}),

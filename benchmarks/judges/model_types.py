@@ -1,0 +1,129 @@
+"""Ask transformers for the parameters of every model type that it can train, and hold our readers against them.
+
+    python -m benchmarks.judges.model_types [--type llama,gpt2] [--parameters-only] [--json]
+
+For each type of transformers' causal and vision-language mappings, and for BERT, T5 and ViT, the default configuration
+and its changes (benchmarks/support/oracles/model_types.py) are built on the meta device. Columns: parameters of the
+default [billions]; read: `equal` where our reader gives the same number to the last one for all configurations, `with
+buffers` where it does with values that transformers keeps as buffers (correction biases of routers), the difference
+where it gives another, `refused` where it refuses a configuration, `-` where no reader knows the type; traced: `whole`,
+`bounded` where something could only be bounded, `not run` where the parameters alone are known, or `refused`; layers in
+all rows, and how many of them are unlike; said: what was bounded, or why the type is refused. The exit status is 1
+where a reader is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+from benchmarks.support.oracles.model_types import configurations
+from benchmarks.support.timing import benchmark_parser, publish, tell
+from costmodels.job.hugging_face import READERS, model_from_hugging_face
+from costmodels.traced.model import TracedModel
+from hardware.io.errors import ConfigError
+
+ENCODERS = ("bert", "t5", "vit")
+Row = dict[str, Any]
+
+
+def all_types() -> list[str]:
+    """Return the model types to ask about, each once."""
+    from transformers.models.auto import modeling_auto  # noqa: PLC0415 - optional
+
+    causal, images = (
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+    return [*dict.fromkeys([*causal, *images, *ENCODERS])]
+
+
+def measure(model_type: str, *, with_operators: bool = True) -> Row:
+    """Compute the row of one type; `difference` holds the reader's largest error, None where it gave no number."""
+    from costmodels.traced.with_torch.tracing import trace_transformers  # noqa: PLC0415 - needs the optional torch
+
+    row: Row = {
+        "type": model_type,
+        "parameters_b": None,
+        "read": "-",
+        "traced": "refused",
+        "layers": "",
+        "seconds": 0.0,
+    }
+    row["said"] = ""
+    start = time.perf_counter()
+    try:
+        mappings = configurations(model_type)
+    except Exception as error:  # noqa: BLE001 - defaults of some classes cannot be built; each says so in its way
+        return row | {"said": f"its default cannot be built: {error}".splitlines()[0][:160]}
+    traces: list[TracedModel] = []
+    for number, mapping in enumerate(mappings):
+        try:
+            traces.append(trace_transformers(mapping, with_operators=with_operators and not number))
+        except ConfigError as error:
+            return row | {"said": str(error).splitlines()[0][:160]}
+    first = traces[0]
+    said = [line for block in (*first.kinds, *(end.block for end in first.ends)) for line in block.bounds]
+    row |= {
+        "parameters_b": round(first.num_parameters / 1e9, 3),
+        "read": _read(model_type, mappings, traces),
+        "traced": "parameters" if not with_operators else _grade(said),
+        "layers": f"{sum(len(one.kinds) for one in first.rows)} of {len(first.kinds)} kinds",
+        "seconds": round(time.perf_counter() - start, 1),
+        "said": "; ".join([*first.notes, *said][:2])[:160],
+    }
+    return row
+
+
+def _grade(said: list[str]) -> str:
+    if any("by its parameters only" in line for line in said):
+        return "not run"
+    return "bounded" if said else "whole"
+
+
+def _read(model_type: str, mappings: list[dict[str, Any]], traces: list[TracedModel]) -> str:
+    if model_type not in READERS:
+        return "-"
+    found = set()
+    for mapping, trace in zip(mappings, traces, strict=True):
+        try:
+            ours = model_from_hugging_face(mapping, name=model_type, file="config.json").num_parameters
+        except ConfigError as error:
+            return f"refused: {error}"[:80]
+        difference = ours - trace.num_parameters
+        buffers = difference == trace.num_buffer_values != 0
+        found.add("equal" if not difference else "with buffers" if buffers else f"{difference:+}")
+    return ", ".join(sorted(found))
+
+
+def failed(row: Row) -> bool:
+    """Return whether a reader gave another number than transformers."""
+    return any(word[0] in "+-" for word in row["read"].split(", ") if word != "-")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table and its totals, and return the exit status."""
+    parser = benchmark_parser("judges.model_types", __doc__)
+    parser.add_argument("--type", help="comma-separated model types (all)")
+    parser.add_argument("--parameters-only", action="store_true", help="run nothing: parameters alone, in seconds")
+    given = parser.parse_args(arguments)
+    rows = []
+    for model_type in given.type.split(",") if given.type else all_types():
+        rows.append(measure(model_type, with_operators=not given.parameters_only))
+        if not given.json:
+            tell(f"{model_type}: read {rows[-1]['read']}, traced {rows[-1]['traced']}")
+    totals = Counter(f"traced {row['traced']}" for row in rows)
+    totals.update("read " + ("none" if row["read"] == "-" else row["read"].partition(":")[0]) for row in rows)
+    if given.json:
+        print(json.dumps({"rows": rows, "totals": totals}, indent=2))
+    else:
+        publish(rows, as_json=False)
+        tell(", ".join(f"{name}: {number}" for name, number in sorted(totals.items())))
+    return int(any(failed(row) for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The trace itself, with torch and transformers. Begin with `tracing.py`."""
