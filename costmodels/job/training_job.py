@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from costmodels.job.model_spec import ModelSpec, check_count
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, MOMENT_BYTES, OPTIMIZERS
 from costmodels.job.parallel_config import DIMENSIONS, FurtherValues, Value
 from costmodels.job.sequences import Sequences, check_rows, pack_rows
+from costmodels.optimizers.contract import MOMENT_BYTES, Widths
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER, OPTIMIZERS
 from hardware.arrays import FloatArray, IntArray
 from hardware.io.errors import ConfigError, did_you_mean
 
@@ -30,8 +31,7 @@ class TrainingJob(FurtherValues):
         sequence_length: Tokens per sequence.
         global_batch_size: Sequences per optimizer step.
         precision: Type of the matrix products; weights and activations are 2 bytes wide (4 for fp32 and tf32).
-        optimizer: Name of the optimizer: adam keeps two fp32 moments and an fp32 copy of the weights, sgd one moment
-            and the copy.
+        optimizer: Name of the optimizer, one of `OPTIMIZERS`.
         recompute_modules: Modules that `selective` recomputation repeats, by Megatron-Core's names (RECOMPUTE_MODULES).
         shared_master_weights: Whether the bf16 weights are the upper half of their fp32 copies, which then have no
             memory of their own (MindSpeed --reuse-fp32-param).
@@ -140,9 +140,11 @@ class TrainingJob(FurtherValues):
         return 4 if self.is_single else 2
 
     @property
-    def optimizer_state_bytes(self) -> int:
-        """Size of the optimizer states per parameter, with fp32 master weights where weights are narrower [bytes].
+    def optimizer_state_bytes(self) -> float:
+        """Size of the optimizer states per parameter of a layer's matrices, with fp32 master weights [bytes].
 
-        Source: ZeRO (Rajbhandari et al. 2020), section 3.1: K = 12 for mixed-precision Adam.
+        Narrower weights have these. Source: ZeRO (Rajbhandari et al. 2020), section 3.1: K = 12 for mixed-precision
+        Adam.
         """
-        return MOMENT_BYTES * len(OPTIMIZERS[self.optimizer].moments) + (0 if self.is_single else 4)
+        widths = Widths(weight=0 if self.is_single else 4, first=MOMENT_BYTES, second=MOMENT_BYTES)
+        return widths.weight + OPTIMIZERS[self.optimizer].state_bytes("matrix", widths)

@@ -37,8 +37,10 @@ from costmodels.step.pipeline.schedules import chunk_of_layer, moe_layers
 from costmodels.step.pipeline.transfers import hop_collectives, transfer_collectives
 from costmodels.step.placement import Groups, local_parameters, place_replica
 from costmodels.step.replicas import ReplicaKind
+from costmodels.step.weights.kept_parts import KeptParts
 from costmodels.step.weights.offload import host_rates, optimizer_step_s
 from costmodels.step.weights.passes import accumulation_s
+from costmodels.step.weights.products import update_products_s
 from costmodels.step.weights.traffic import weight_collectives, weight_traffic
 from hardware.arrays import FloatArray
 from hardware.link import combine_links, detour
@@ -263,6 +265,10 @@ class _Builder:
         parameters = (each.dense + each.expert)[:, 0]
         share = parameters / max(parameters.sum(), 1.0)
         rates = host_rates(self.cluster, self.cluster.devices[device])
+        kept = KeptParts.of(job, grid, whole, local)
+        products_s = update_products_s(
+            job, runtime, self.cluster.devices[device], grid, whole, groups, self.collective_time
+        )
         accumulation = float(accumulation_s(runtime, grid, local, bandwidth)[0, 0]) * share
         traffic = weight_traffic(job, runtime, grid, groups, local, self.collective_time)
         traffic = traffic.changed(self._planned_once_s(whole))
@@ -292,7 +298,7 @@ class _Builder:
             once_more=reduce(float(traffic.once_more[0, 0])),
             one_layer_s=float(traffic.one_layer[0, 0]),
             weight_share=_by_chunk(share, chunks),
-            optimizer_s=float(optimizer_step_s(job, runtime, grid, local, bandwidth, rates)[0, 0]),
+            optimizer_s=float(optimizer_step_s(job, runtime, grid, local, kept, bandwidth, rates, products_s)[0, 0]),
             **self._surroundings(kind, stage),
         )
         return replace(work, stretch=self._stretch(work, groups))

@@ -15,10 +15,11 @@ import numpy as np
 
 from costmodels.job.fact_words import written_words
 from costmodels.job.facts import FactValue
-from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
+from costmodels.job.training_job import TrainingJob
+from costmodels.optimizers.registry import OPTIMIZERS
 from costmodels.step.pipeline.schedules import mtp_part, of_round
 from tuner.export.exporter import Export
 from tuner.export.megatron_flags import MTP, OF_ROUND
@@ -31,8 +32,10 @@ from tuner.export.parts import (
     export_flags,
     layers_of_parts,
     num_micro_batches,
+    optimizer_in,
     stated_facts,
     without_experts,
+    without_optimizer,
 )
 from tuner.export.sequences import megatron_sequences
 
@@ -103,8 +106,8 @@ def head_comments(config: ParallelConfig) -> tuple[str, str]:
 
 
 def _sharded_stage(setting: Setting, config: ParallelConfig) -> int:
-    """Return the ZeRO stage that Megatron-LM can run. Its distributed optimizer supports Adam only."""
-    return config.zero_stage if "megatron" in OPTIMIZERS[setting.job.optimizer].sharded_by else 0
+    """Return the ZeRO stage that Megatron-LM can run with the job's optimizer."""
+    return OPTIMIZERS[setting.job.optimizer].sharded_stage("megatron", config.zero_stage)
 
 
 def environment(config: ParallelConfig, *, sharded: bool) -> Environment:
@@ -279,7 +282,10 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
             *(("--outer-dp-sharding-strategy no_shard",) if copies > 1 else ()),
         ]
     flags += overlap_flags(runtime, config, is_sharded=stage > 0)
-    note = f"zero_stage: Megatron-LM can shard the optimizer states of Adam only, not of {setting.job.optimizer}"
+    note = (
+        f"zero_stage: Megatron-LM can shard the states of {setting.job.optimizer} up to stage {stage} only, which is "
+        "exported"
+    )
     return Part(flags=tuple(flags), notes=(note,) if stage < config.zero_stage else ())
 
 
@@ -295,7 +301,7 @@ def _offload(setting: Setting, config: ParallelConfig) -> Part:
     """Return the flags that keep the optimizer's states on the host, which the distributed optimizer alone can."""
     if config.offload == "none":
         return Part()
-    if _sharded_stage(setting, config) != 1:
+    if _sharded_stage(setting, config) != 1 or "megatron" not in OPTIMIZERS[setting.job.optimizer].offloaded_by:
         note = "offload: Megatron-LM offloads with the distributed optimizer only (ZeRO 1, Adam); nothing is exported"
         return Part(notes=(note,))
     return Part(
@@ -327,7 +333,16 @@ def _precision(setting: Setting, _: ParallelConfig) -> Part:
         "fp32": (),
     }
     note = "precision: Megatron-LM has no flag for tf32; set torch.backends.cuda.matmul.allow_tf32"
+    optimizer = optimizer_part(job)
     return Part(
-        flags=(*numerics[job.precision], f"--optimizer {OPTIMIZERS[job.optimizer].spellings['megatron'][0]}"),
-        notes=(note,) if job.precision == "tf32" else (),
+        flags=(*numerics[job.precision], *optimizer.flags),
+        notes=(*optimizer.notes, *((note,) if job.precision == "tf32" else ())),
     )
+
+
+def optimizer_part(job: TrainingJob) -> Part:
+    """Return the flags that choose the optimizer. SGD has a momentum unless it is told to have none."""
+    if job.optimizer == "plain_sgd":
+        return Part(flags=("--optimizer sgd", "--sgd-momentum 0"))
+    name = optimizer_in("megatron", job)
+    return Part(flags=(f"--optimizer {name}",)) if name else Part(notes=(without_optimizer("megatron", "Megatron-LM", job),))

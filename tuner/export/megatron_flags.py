@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.training_job import RECOMPUTE_MODULES
+from costmodels.optimizers.registry import optimizers_of
 from tuner.export.flag_table import Flag, FlagValue
 
 TP, PP, CP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"
@@ -125,9 +125,10 @@ FLAGS: Mapping[str, MegatronFlag] = {
     "--bf16": MegatronFlag(declared=_SWITCH, exports="both"),
     "--fp16": MegatronFlag(declared=_SWITCH, exports="both"),
     "--optimizer": MegatronFlag(
-        declared=Flag(kind="word", choices=tuple(one.spellings["megatron"][0] for one in OPTIMIZERS.values())),
+        declared=Flag(kind="word", choices=tuple(optimizers_of("megatron"))),
         exports="both",
     ),
+    "--sgd-momentum": MegatronFlag(exports="both"),
     "--sft": MegatronFlag(declared=_SWITCH, exports="megatron"),
     "--outer-dp-sharding-strategy": MegatronFlag(
         declared=Flag(kind="word", choices=("no_shard", "optim")), exports="megatron"

@@ -9,9 +9,9 @@ features_manager/pipeline_parallel/noop_layers.py (layer numbers begin at 0; --n
 
 from __future__ import annotations
 
-from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
+from costmodels.optimizers.registry import OPTIMIZERS
 from tuner.export.exporter import Export
 from tuner.export.megatron import (
     ARRAY,
@@ -22,6 +22,7 @@ from tuner.export.megatron import (
     experts,
     head_comments,
     megatron_facts,
+    optimizer_part,
     overlap_flags,
     tensor,
 )
@@ -109,7 +110,7 @@ def _context(setting: Setting, config: ParallelConfig) -> Part:
 def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
     """Return the flags of data parallelism. The distributed optimizer (ZeRO 1) is the only sharding available."""
     job = setting.job
-    stage = min(config.zero_stage, 1) if "mindspeed" in OPTIMIZERS[job.optimizer].sharded_by else 0
+    stage = OPTIMIZERS[job.optimizer].sharded_stage("mindspeed", config.zero_stage)
     flags = ["--use-distributed-optimizer"] if stage else []
     flags += overlap_flags(setting.runtime, config, is_sharded=stage > 0)
     why = "shards the optimizer states only" if stage else f"cannot shard the states of {job.optimizer}"
@@ -128,12 +129,13 @@ def _precision(setting: Setting) -> Part:
     """Return the flags for the number format and the optimizer."""
     job = setting.job
     numerics = {"bf16": ("--bf16",), "fp16": ("--fp16",), "fp8": ("--bf16",), "nvfp4": ("--bf16",)}
+    optimizer = optimizer_part(job)
     note = f"precision: the export has no flag that enables {job.precision} in MindSpeed-LLM"
     return Part(
         flags=(
             *numerics.get(job.precision, ()),
-            f"--optimizer {OPTIMIZERS[job.optimizer].spellings['megatron'][0]}",
+            *optimizer.flags,
             *(["--reuse-fp32-param"] if job.shared_master_weights else []),
         ),
-        notes=() if job.precision in ("bf16", "fp16", "fp32") else (note,),
+        notes=(*optimizer.notes, *(() if job.precision in ("bf16", "fp16", "fp32") else (note,))),
     )

@@ -12,7 +12,9 @@ from costmodels.job.fact_words import has_words, written_words
 from costmodels.job.facts import Told, shown
 from costmodels.job.parallel_config import DIMENSIONS, ParallelConfig
 from costmodels.job.setting import Setting
+from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import numbers_in_words
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER, OPTIMIZERS, optimizers_of
 from costmodels.step.pipeline.schedules import assign_layers
 from hardware.io.config_file import parse_yaml
 from hardware.launched_hosts import launched, launched_numbers
@@ -35,6 +37,25 @@ def num_micro_batches(setting: Setting, config: ParallelConfig) -> int:
 def without_experts(config: ParallelConfig) -> str:
     """Return the note on expert parallelism of a model without experts."""
     return f"ep: {config.ep} has no effect, because the model has no experts"
+
+
+def optimizer_in(framework: str, job: TrainingJob) -> str | None:
+    """Return a framework's name of the job's optimizer; None if it has none."""
+    return next(iter(OPTIMIZERS[job.optimizer].spellings.get(framework, ())), None)
+
+
+def without_optimizer(framework: str, title: str, job: TrainingJob) -> str:
+    """Return the note on an optimizer that a framework lacks."""
+    offered = ", ".join(dict.fromkeys(optimizers_of(framework).values()))
+    return f"optimizer: {title} has no {job.optimizer}; it offers {offered}"
+
+
+def set_optimizer(framework: str, title: str, job: TrainingJob, how: str) -> list[str]:
+    """Return the note on an optimizer that is not the framework's default; `how` says where {name} is set."""
+    if job.optimizer == DEFAULT_OPTIMIZER:
+        return []
+    name = optimizer_in(framework, job)
+    return [f"optimizer: {how.format(name=name)}" if name else without_optimizer(framework, title, job)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

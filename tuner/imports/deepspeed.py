@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER, optimizers_of
 from hardware.io.errors import ConfigError
 from tuner.imports.facts import facts_in_keys
 from tuner.imports.imported import Doubt, Imported, Unread

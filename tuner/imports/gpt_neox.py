@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from costmodels.job.runtime import UNKNOWN
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER, optimizers_of
 from hardware.io.config_file import parse_yaml
 from hardware.io.errors import ConfigError
 from tuner.imports.facts import facts_in_keys

@@ -10,8 +10,8 @@ import re
 from itertools import chain, takewhile
 from typing import Any
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from costmodels.job.training_job import RECOMPUTE_MODULES
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER, optimizers_of
 from tuner.imports.flags import Flags
 from tuner.imports.megatron_hidden import Found
 from tuner.imports.megatron_model import has_experts

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER, optimizers_of
 from hardware.io.errors import ConfigError
 from tuner.imports.bash.script import Script, read_script
 from tuner.imports.bash.texts import Argument

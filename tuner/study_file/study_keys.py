@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, OptimizerName
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER, OptimizerName
 from hardware.io.config_file import DocumentedModel
 from trials.registry import DEFAULT_TRIAL, TrialKeys
 from trials.trial_keys import PositiveInt

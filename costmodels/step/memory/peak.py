@@ -22,7 +22,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
@@ -35,6 +34,8 @@ from costmodels.operators.layer_operators import (
     routed_tokens,
     unique_shapes,
 )
+from costmodels.optimizers.contract import Widths
+from costmodels.optimizers.registry import OPTIMIZERS
 from costmodels.step.error_models import MemoryErrorModel
 from costmodels.step.pipeline.schedules import stage_in_flight
 from costmodels.step.placement import (
@@ -45,6 +46,7 @@ from costmodels.step.placement import (
     pipelines,
     sharded_parameters,
 )
+from costmodels.step.weights.kept_parts import KeptParts
 from hardware.arrays import FloatArray, IntArray
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "fragmentation", "overhead")
@@ -489,6 +491,7 @@ class HeldWeights:
         shard: Parameters whose states the rank keeps if ZeRO shards them.
         gathered: Parameters of single layers that stand beside those that ZeRO-3 shards.
         shapes: Parameters of one weight of each shape.
+        kept: Parameters whose states the rank keeps, by parts; None if the optimizer treats all parts alike.
     """
 
     zero_stage: IntArray
@@ -497,6 +500,7 @@ class HeldWeights:
     shard: FloatArray
     gathered: FloatArray
     shapes: FloatArray
+    kept: KeptParts | None
 
     @classmethod
     def of(cls, job: TrainingJob, weights: ConfigGrid, stages: StageKinds) -> HeldWeights:
@@ -518,6 +522,7 @@ class HeldWeights:
             shard=sharded_parameters(weights, local),
             gathered=3 * layer + each.table * num_tables,
             shapes=each.attention + each.dense_mlp * has_dense + (each.shared + each.expert / local_experts) * has_moe,
+            kept=KeptParts.of(job, weights, stages.blocks, local),
         )
 
 
@@ -540,19 +545,24 @@ def training_states(job: TrainingJob, runtime: RuntimeProfile, held: HeldWeights
     return {
         "weights": weight_bytes * kept,
         "gradients": max(runtime.gradient_bytes, job.element_bytes) * gradients,
-        "optimizer": (_state_bytes(job, runtime) - shared + runtime.step_bytes) * optimizer,
+        "optimizer": (_state_bytes(job, runtime, held.kept, optimizer) - shared + runtime.step_bytes) * optimizer,
         "buffers": job.element_bytes * single_layers,
     }
 
 
-def _state_bytes(job: TrainingJob, runtime: RuntimeProfile) -> int:
-    """Return the bytes per parameter of the optimizer's states.
+def _state_bytes(
+    job: TrainingJob, runtime: RuntimeProfile, kept: KeptParts | None, parameters: FloatArray
+) -> FloatArray | float:
+    """Return the bytes of the optimizer's states per parameter, or the mean over those that a rank keeps [c, w].
 
     A runtime that trains in 16 bits keeps a copy of the weights among them. If it keeps fp32 weights instead, that copy
     is the weight itself. Source: ZeRO (Rajbhandari et al. 2020), section 3.1: K = 12 for mixed-precision Adam.
     """
-    moments = (runtime.first_moment_bytes, runtime.second_moment_bytes)[: len(OPTIMIZERS[job.optimizer].moments)]
-    return sum(moments) + (0 if job.is_single or runtime.fp32_weights else runtime.main_weight_bytes)
+    copy = 0 if job.is_single or runtime.fp32_weights else runtime.main_weight_bytes
+    widths = Widths(copy, runtime.first_moment_bytes, runtime.second_moment_bytes)
+    if kept is None:
+        return widths.weight + OPTIMIZERS[job.optimizer].state_bytes("matrix", widths)
+    return np.asarray(kept.state_bytes(job, runtime, widths) / np.maximum(parameters, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -33,7 +33,6 @@ _TRAINER = re.compile(
 )
 _OTHER_TASKS = ("rl", "dpo", "grpo", "distill", "decode", "inference", "lora")
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
-_OPTIMIZERS = {"adamw": "adam", "adam_pax": "adam", "sgd": "sgd", "muon": "muon"}
 _ALL_SAVED = ("none",)
 _OFFLOADS = ("qkv_proj_offloaded", "minimal_offloaded")
 _CUT = tuple(f"{kind}_{axis}_parallelism" for kind in ("ici", "dcn") for axis in AXES)
@@ -50,7 +49,7 @@ _REPLACED = frozenset(
         *_CUT,
         *("per_device_batch_size", "gradient_accumulation_steps", "max_target_length", "remat_policy"),
         *("num_pipeline_microbatches", "num_layers_per_pipeline_stage", "num_pipeline_repeats"),
-        "context_parallel_strategy",
+        *("context_parallel_strategy", "opt_type"),
     }
 )
 """Keys that `{flags}` sets (tuner/export/maxtext.py)."""
