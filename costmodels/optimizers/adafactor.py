@@ -12,11 +12,10 @@ from costmodels.optimizers.contract import AbstractOptimizer, Part, State
 
 FACTORS = State(name="second_moment", width=4.0, is_factored=True)
 WHOLE = State(name="second_moment", width="second")
-FURTHER_BYTES = 52
-"""Bytes per element of a matrix beside gradient and weight, each once: norms of the weight (4), of rows (4) and of
-columns (4), of which the gradient's own pass is one; the product of the factors written (4) and divided (8), clamped (8)
-and taken to the power -1/2 (8), multiplied by the gradient (8 beside the gradient), and its norm and addition (8); counted
-operator by operator in torch optim/_adafactor.py, _single_tensor_adafactor, which nothing fuses."""
+FURTHER_BYTES = 56
+"""Bytes per element beside gradient, weight and factors, each once: norms of the weight (4), of the gradient's rows (4)
+and columns (4), the product of the factors (4), divided (8), bounded (8), to the power -1/2 (8), times the gradient
+(8), its norm (4), and its addition (4). torch's optim/_adafactor.py runs them one by one; a test counts them there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

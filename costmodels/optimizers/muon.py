@@ -21,9 +21,10 @@ from hardware.arrays import FloatArray
 RESTART = 2
 """Iteration before which DeepSpeed's `gram` method multiplies with X anew."""
 FURTHER_BYTES = 44
-"""Bytes per element beside gradient, weight and momentum, each once: the momentum's norm (4), its division by it (8), its
-copy in 16 bits (6), the product back in 32 bits (6), scaled (8), added to the weight (4), which decays before (8); counted
-operator by operator in Emerging-Optimizers' orthogonalized_optimizer.py and muon_utils.py, which nothing fuses."""
+"""Bytes per element beside gradient, weight and momentum, each once: the momentum's norm (4), its division by it (8),
+its copy in 16 bits (6), the product back in 32 bits (6), scaled (8), added to the weight (4), which decays before (8);
+counted operator by operator in Emerging-Optimizers' orthogonalized_optimizer.py and muon_utils.py, which nothing
+fuses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +59,7 @@ class Muon(AbstractOptimizer):
             whole, small = np.full_like(short, steps), np.full_like(short, steps)
         else:
             # Each iteration squares R; all but the first of a part multiply Q once, and all but the last R twice. Two
-            # parts, before and after the restart, begin with X X^T and end with Q X. Square matrices take the other way.
+            # parts, before and after the restart, begin with X X^T and end with Q X. Square matrices go the other way.
             parts = [length for length in (min(steps, RESTART), steps - RESTART) if length > 0]
             is_square = short == long
             whole = np.where(is_square, steps, len(parts))

@@ -40,7 +40,7 @@ _SLOW = State(name="slow_moment", width=4.0)
 _TRUST_BYTES = 8
 """Norms of weight and update, which LAMB divides (You et al. 2020, algorithm 2)."""
 _ADAMS = (FIRST, SECOND)
-# Megatron-LM gives every optimizer but Adam and SGD whole parameters of its distributed optimizer (layer_wise_optimizer.py)
+# Megatron-LM gives ranks whole parameters for every optimizer but Adam and SGD (layer_wise_optimizer.py)
 _LAYER_WISE = {"megatron": (1,), "mindspeed": ()}
 _NONE = {"megatron": (), "mindspeed": ()}
 
@@ -64,10 +64,7 @@ OPTIMIZERS: Mapping[str, AbstractOptimizer] = {
     ),
     "sgd": Elementwise(
         kept=(MOMENTUM,),
-        spellings={
-            **dict.fromkeys(("megatron", "gpt-neox", "torchtitan"), ("sgd",)),
-            "deepspeed": ("sgd", "musgd"),
-        },
+        spellings={**dict.fromkeys(("megatron", "gpt-neox", "torchtitan"), ("sgd",)), "deepspeed": ("sgd", "musgd")},
         sharded_by=_NONE,
     ),
     # none of these takes a momentum (nanotron helpers.py, init_optimizer_and_grad_accumulator)
@@ -94,11 +91,7 @@ OPTIMIZERS: Mapping[str, AbstractOptimizer] = {
         },
         sharded_by=_LAYER_WISE,
     ),
-    "adaptive_muon": Muon(
-        spellings={"megatron": ("adaptive_muon",)},
-        sharded_by=_LAYER_WISE,
-        beside=(SECOND,),
-    ),
+    "adaptive_muon": Muon(spellings={"megatron": ("adaptive_muon",)}, sharded_by=_LAYER_WISE, beside=(SECOND,)),
     "adafactor": Adafactor(
         spellings={"deepspeed": ("adafactor",), "transformers": ("adafactor",)}, sharded_by=_NONE, offloaded_by=()
     ),

@@ -345,4 +345,8 @@ def optimizer_part(job: TrainingJob) -> Part:
     if job.optimizer == "plain_sgd":
         return Part(flags=("--optimizer sgd", "--sgd-momentum 0"))
     name = optimizer_in("megatron", job)
-    return Part(flags=(f"--optimizer {name}",)) if name else Part(notes=(without_optimizer("megatron", "Megatron-LM", job),))
+    return (
+        Part(flags=(f"--optimizer {name}",))
+        if name
+        else Part(notes=(without_optimizer("megatron", "Megatron-LM", job),))
+    )

@@ -124,10 +124,7 @@ FLAGS: Mapping[str, MegatronFlag] = {
     "--recompute-num-layers": MegatronFlag(exports="both", nemo=_MODEL, absent=(None,), bridge="="),
     "--bf16": MegatronFlag(declared=_SWITCH, exports="both"),
     "--fp16": MegatronFlag(declared=_SWITCH, exports="both"),
-    "--optimizer": MegatronFlag(
-        declared=Flag(kind="word", choices=tuple(optimizers_of("megatron"))),
-        exports="both",
-    ),
+    "--optimizer": MegatronFlag(declared=Flag(kind="word", choices=tuple(optimizers_of("megatron"))), exports="both"),
     "--sgd-momentum": MegatronFlag(exports="both"),
     "--sft": MegatronFlag(declared=_SWITCH, exports="megatron"),
     "--outer-dp-sharding-strategy": MegatronFlag(

@@ -11,10 +11,10 @@ from itertools import chain, takewhile
 from typing import Any
 
 from costmodels.job.training_job import RECOMPUTE_MODULES
-from costmodels.optimizers.registry import DEFAULT_OPTIMIZER, optimizers_of
 from tuner.imports.flags import Flags
 from tuner.imports.megatron_hidden import Found
 from tuner.imports.megatron_model import has_experts
+from tuner.imports.optimizer_names import read_optimizer
 
 _OF_RECOMPUTE = (
     "--recompute-granularity",
@@ -46,7 +46,7 @@ def job_of(found: Found, beside: str) -> dict[str, Any]:
         "sequence_length": found.number("sequence_length", *lengths),
         "global_batch_size": found.number("global_batch_size", "--global-batch-size"),
         "precision": _precision(found, beside),
-        "optimizer": flags.one_of("--optimizer", optimizers_of("megatron"), DEFAULT_OPTIMIZER, key=""),
+        "optimizer": _optimizer(found),
         **_recompute(found),
         "zero_stage": _zero_stage(found, beside),
     }
@@ -62,6 +62,25 @@ def job_of(found: Found, beside: str) -> dict[str, Any]:
             expert_tp = 1
         job["expert_tp"] = None if expert_tp == tp else expert_tp
     return {key: value for key, value in job.items() if value is not None}
+
+
+def _optimizer(found: Found) -> str | None:
+    """Return the optimizer; Adam without a flag. SGD keeps no momentum with --sgd-momentum 0."""
+    flags, name = found.flags, "--optimizer"
+    if flags.has(name) and flags.text(name) is None:
+        found.leave_open(name, "optimizer")
+        return None
+    momentum = flags.text("--sgd-momentum")
+    is_zero = momentum is not None and re.fullmatch(r"0*\.?0*", momentum) is not None
+    optimizer, why = read_optimizer("megatron", flags.text(name) or "", has_momentum=not is_zero)
+    if why:
+        found.open["optimizer"] = f"{flags.place(name)}: {why}"
+        return None
+    if optimizer in ("muon", "adaptive_muon") and flags.text("--muon-scalar-optimizer") == "lion":
+        flags.leave(
+            "--muon-scalar-optimizer", "Meshtune assumes that Adam updates what is no matrix, with one state more"
+        )
+    return optimizer
 
 
 def _has_whole_experts(flags: Flags) -> bool:

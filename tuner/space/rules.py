@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from costmodels.job.parallel_config import DIMENSIONS, OFFLOAD_MODES, RECOMPUTE_MODES
 from costmodels.job.setting import Setting
+from costmodels.optimizers.registry import OPTIMIZERS
 from hardware.arrays import IntArray
 
 Keep = NDArray[np.bool_]
@@ -71,6 +72,11 @@ def _context_chunks(c: Columns) -> IntArray:
 def _experts_by_dp(s: Setting, c: Columns) -> Keep:
     experts = max(s.job.model.num_experts, 1)
     return np.asarray((experts % c["dp"] == 0) | (c["dp"] % experts == 0))
+
+
+def _is_dealt_by_layer(s: Setting) -> np.bool_:
+    """Return whether Megatron-LM's distributed optimizer gives ranks whole weights of the job's optimizer."""
+    return np.bool_(OPTIMIZERS[s.job.optimizer].sharded_by.get("megatron") == (1,))
 
 
 def _token_chunks(s: Setting) -> int:
@@ -575,6 +581,33 @@ RULES: dict[str, Rule] = {
             ),
         ),
         Rule(
+            name="offload_of_optimizer",
+            needs=("offload",),
+            keep=lambda s, c: ~_is_offloaded(c) | ("megatron" in OPTIMIZERS[s.job.optimizer].offloaded_by),
+            reason=lambda s: (
+                f"{s.runtime.name} keeps the states of Adam on the host, not those of {s.job.optimizer} (megatron-core "
+                "optimizer/cpu_offloading/hybrid_optimizer.py)"
+            ),
+        ),
+        Rule(
+            name="zero_of_optimizer",
+            needs=("zero_stage",),
+            keep=lambda s, c: (c["zero_stage"] <= 1) | ~_is_dealt_by_layer(s),
+            reason=lambda s: (
+                f"{s.runtime.name} deals the states of {s.job.optimizer} out by whole weights, with ZeRO stages 0 and 1 "
+                "(training/arguments.py: emerging optimizers do not support FSDP)"
+            ),
+        ),
+        Rule(
+            name="dp_shard_of_optimizer",
+            needs=("zero_stage", "dp_shard"),
+            keep=lambda s, c: (c["dp_shard"] == 0) | (c["zero_stage"] == 0) | ~_is_dealt_by_layer(s),
+            reason=lambda s: (
+                f"{s.runtime.name} deals the states of {s.job.optimizer} out over all replicas (layer_wise_optimizer.py: "
+                "one instance of the distributed optimizer)"
+            ),
+        ),
+        Rule(
             name="zero_supported",
             needs=("zero_stage",),
             keep=lambda s, c: np.isin(c["zero_stage"], s.runtime.zero_stages),
@@ -675,7 +708,10 @@ _SETS: dict[str, tuple[str, ...]] = {
     ),
     # megatron-core 0.16 transformer_config.py, schedules.py and parallel_state.py (the experts' own tensor degree;
     # several instances of the distributed optimizer, each with all experts); Megatron-LM training/arguments.py
-    "megatron": (*_MEGATRON, *_SHARD, "offload_needs_sharding"),
+    "megatron": (
+        *(*_MEGATRON, *_SHARD, "offload_needs_sharding"),
+        *("offload_of_optimizer", "zero_of_optimizer", "dp_shard_of_optimizer"),
+    ),
     # a framework that nobody named: most that have all of these dimensions descend from Megatron-LM (assumed)
     "unknown": _MEGATRON,
     # MindSpeed runs Megatron-LM's checks, repeats key-value heads for Ulysses, fills short chunks with no-op layers

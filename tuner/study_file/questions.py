@@ -34,6 +34,7 @@ QUESTIONS = {
         ("sequence_length", "N", "Tokens per sequence."),
         ("global_batch_size", "N", "Sequences per step."),
         ("precision", "NAME", "Number format of matrix products, such as bf16."),
+        ("optimizer", "NAME", "Optimizer, by the name that study files have for it, such as adam or muon."),
         ("pp", "N", "Pipeline stages."),
         ("tp", "N", "Tensor parallel degree."),
         ("dp", "N", "Data parallel degree."),

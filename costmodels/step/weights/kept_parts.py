@@ -1,8 +1,8 @@
 """Parameters whose states one rank keeps and updates, by parts of the model, and the bytes and time that follow.
 
-Where ZeRO shards the states, each rank keeps an equal share of them; or whole matrices, where an update multiplies them,
-so that the fullest rank has more (Megatron-LM, layer_wise_optimizer.py; torchtitan, dist_muon.py; DeepSpeed, whose ranks
-update each matrix of which they keep a part).
+Where ZeRO shards the states, each rank keeps an equal share of them; or whole matrices, where an update multiplies
+them, so that the fullest rank has more (Megatron-LM, layer_wise_optimizer.py; torchtitan, dist_muon.py; DeepSpeed,
+whose ranks update each matrix of which they keep a part).
 
 Letters: c kinds of stages, w rows of weights (see `placement.Pipeline`).
 """
@@ -95,7 +95,7 @@ class KeptParts:
         return total
 
     def moved_bytes(self, job: TrainingJob, widths: Widths, gradient_bytes: float) -> FloatArray:
-        """Compute what the passes of an update move [bytes], [c, w]; `gradient_bytes` per parameter beside its states."""
+        """Compute what the passes of an update move [bytes], [c, w]: `gradient_bytes` per parameter beside states."""
         optimizer = OPTIMIZERS[job.optimizer]
         total = np.zeros(1)
         for part in PARTS:

@@ -80,11 +80,11 @@ def layer_matrices(job: TrainingJob, weights: ConfigGrid, *, joins_gate: bool, s
         each: FloatArray = once,
         part: Part = "matrix",
     ) -> None:
-        found.append(
-            LayerMatrix(block=block, part=part, rows=rows, columns=columns, cut=cut, ways=ways, each=each)
-        )
+        found.append(LayerMatrix(block=block, part=part, rows=rows, columns=columns, cut=cut, ways=ways, each=each))
 
-    def add_mlp(block: Block, inner: int, ways: FloatArray = tp, each: FloatArray = once, part: Part = "matrix") -> None:
+    def add_mlp(
+        block: Block, inner: int, ways: FloatArray = tp, each: FloatArray = once, part: Part = "matrix"
+    ) -> None:
         firsts = (2 if model.gated_ffn else 1) if inner else 0
         if firsts:
             joined = firsts if joins_gate else 1

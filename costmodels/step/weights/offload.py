@@ -1,8 +1,8 @@
 """Optimizer's step of states that are kept on the host: gradients go down, the update runs there, weights come back.
 
-Copies and the update run beside each other, tensor by tensor, so that the longer of the two takes the time. Megatron-LM does
-so with --overlap-cpu-optimizer-d2h-h2d. ZeRO-Offload (Ren et al. 2021, sections 4.1 and 5.1) copies gradients during
-the backward pass, and weights while Adam works on the next ones.
+Copies and update run beside each other, tensor by tensor, so that the longer of the two takes the time. Megatron-LM
+does so with --overlap-cpu-optimizer-d2h-h2d. ZeRO-Offload (Ren et al. 2021, sections 4.1 and 5.1) copies gradients
+during the backward pass, and weights while Adam works on the next ones.
 
 Checked against Megatron-Bridge's figures for Qwen3-30B-A3B with tp 2, pp 2 and ep 4 on two DGX H100 hosts
 (skills/nemo-mbridge-perf-cpu-offloading/card.yaml): offloading all states adds 2.88 s to a step of 1.00 s.
@@ -107,7 +107,7 @@ def optimizer_step_s(
 def _on_host_s(
     job: TrainingJob, runtime: RuntimeProfile, weights: ConfigGrid, local: LocalParameters, rates: HostRates
 ) -> FloatArray:
-    """Compute the longer of copies and update [s], [c, w]; gradients go down as wide as they are kept, weights come back.
+    """Compute the longer of copies and update [s], [c, w]; gradients go down as wide as they are, weights come back.
 
     Megatron-LM copies fp32 gradients and 16-bit weights (hybrid_optimizer.py), ZeRO-Offload 16 bits of both (Ren et al.
     2021, section 3.3).

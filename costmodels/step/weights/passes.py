@@ -17,8 +17,8 @@ from costmodels.step.weights.kept_parts import KeptParts
 from hardware.arrays import FloatArray
 
 GRADIENT_PASS_BYTES = 10
-"""Bytes that an optimizer's step moves per parameter it owns beside its states: the fp32 gradient read (4), and once more for
-its norm (4), and the 16-bit weight written (2)."""
+"""Bytes that an optimizer's step moves per parameter it owns beside its states: the fp32 gradient read (4), and once
+more for its norm (4), and the 16-bit weight written (2)."""
 
 
 def accumulation_s(

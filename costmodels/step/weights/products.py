@@ -1,9 +1,9 @@
 """Time of the matrix products of an update, such as Muon's Newton-Schulz iterations, and of what they exchange over tp.
 
-Each rank multiplies the matrices whose states it keeps. Of a matrix that tp cuts, a rank has a part (megatron-core 0.19.2
---muon-tp-mode; Emerging-Optimizers muon_utils.py, newton_schulz_tp): `blockwise` takes the part for a matrix of its own,
-`duplicated` gathers the fp32 parts and multiplies the whole matrix on every rank, and `distributed` adds up the 16-bit
-products of the parts along the dim that is cut, once per iteration.
+Each rank multiplies the matrices whose states it keeps. Of a matrix that tp cuts, a rank has a part (megatron-core
+0.19.2 --muon-tp-mode; Emerging-Optimizers muon_utils.py, newton_schulz_tp): `blockwise` takes the part for a matrix of
+its own, `duplicated` gathers the fp32 parts and multiplies the whole matrix on every rank, and `distributed` adds up
+the 16-bit products of the parts along the dim that is cut, once per iteration.
 
 Letters: c kinds of stages, w rows of weights (see `placement.Pipeline`).
 """
