@@ -594,8 +594,8 @@ RULES: dict[str, Rule] = {
             needs=("zero_stage",),
             keep=lambda s, c: (c["zero_stage"] <= 1) | ~_is_dealt_by_layer(s),
             reason=lambda s: (
-                f"{s.runtime.name} deals the states of {s.job.optimizer} out by whole weights, with ZeRO stages 0 and 1 "
-                "(training/arguments.py: emerging optimizers do not support FSDP)"
+                f"{s.runtime.name} deals the states of {s.job.optimizer} out by whole weights, with ZeRO stages 0 and "
+                "1 (training/arguments.py: emerging optimizers do not support FSDP)"
             ),
         ),
         Rule(
@@ -603,8 +603,8 @@ RULES: dict[str, Rule] = {
             needs=("zero_stage", "dp_shard"),
             keep=lambda s, c: (c["dp_shard"] == 0) | (c["zero_stage"] == 0) | ~_is_dealt_by_layer(s),
             reason=lambda s: (
-                f"{s.runtime.name} deals the states of {s.job.optimizer} out over all replicas (layer_wise_optimizer.py: "
-                "one instance of the distributed optimizer)"
+                f"{s.runtime.name} deals the states of {s.job.optimizer} out over all replicas "
+                "(layer_wise_optimizer.py: one instance of the distributed optimizer)"
             ),
         ),
         Rule(

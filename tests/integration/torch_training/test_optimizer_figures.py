@@ -35,7 +35,7 @@ class CountedBytes(TorchDispatchMode):
         super().__init__()
         self.least, self.moved = least, 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ARG002 # torch's signature
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # torch's signature
         found = func(*args, **(kwargs or {}))
         views = ("view", "detach", "alias", "aten.t.", "transpose", "permute", "empty_like", "zeros_like")
         if not any(view in str(func) for view in (*views, "addmm")):
@@ -46,7 +46,7 @@ class CountedBytes(TorchDispatchMode):
 
 
 def stepped(name, shape=SHAPE):
-    """torch's optimizer of one weight after a step, which made its states."""
+    """Torch's optimizer of one weight after a step, which made its states."""
     kind, options = KINDS[name]
     weight = torch.nn.Parameter(torch.randn(shape))
     weight.grad = torch.randn(shape)
@@ -91,7 +91,7 @@ def flops(rows, columns, method, steps=5):
 
 @pytest.mark.parametrize("shape", [(128, 320), (320, 128), (192, 192)])
 def test_products_are_torchs(shape):
-    """torch's Muon runs as many FLOPs in matrix products."""
+    """Torch's Muon runs as many FLOPs in matrix products."""
     optimizer, _ = stepped("muon", shape)
     with FlopCounterMode(display=False) as counted:
         optimizer.step()
@@ -104,7 +104,7 @@ def test_products_are_torchs(shape):
 @pytest.mark.parametrize(("method", "steps"), [("gram", 5), ("gram", 2), ("gram", 7), ("standard", 5)])
 def test_products_are_deepspeeds(shape, method, steps):
     """DeepSpeed's two methods run as many FLOPs in matrix products."""
-    from deepspeed.runtime.zero.muon import original_muon  # noqa: PLC0415 # slow to import
+    from deepspeed.runtime.zero.muon import original_muon  # slow to import
 
     name = "zeropower_via_gram_newtonschulz" if method == "gram" else "zeropower_via_newtonschulz5"
     function = getattr(original_muon, name)
