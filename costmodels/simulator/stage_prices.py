@@ -80,7 +80,7 @@ def price_operators(
 
 def _recompute_variants(config: ParallelConfig) -> dict[bool, ParallelConfig]:
     """Return the configuration as it is and, if some layers are recomputed in full, with full recomputation."""
-    full = {True: replace(config, recompute="full")} if any(config.assignment.recomputed) else {}
+    full = {True: replace(config, recompute="full")} if any(config.recomputed) else {}
     return {False: config} | full
 
 
@@ -94,7 +94,7 @@ def virtual_stages(
     # The embedding opens the first virtual stage, and the head closes the last one.
     num_virtual = config.pp * config.vpp
     virtual_of_layer = chunk_of_layer(job.model, runtime, config.pp, config.vpp, config.assignment.layers)
-    recomputed = config.assignment.recomputed or (0,) * num_virtual
+    recomputed = config.recomputed
     found: list[list[tuple[Piece, bool]]] = [[] for _ in range(num_virtual)]
     for virtual, is_moe in zip(virtual_of_layer.tolist(), moe_layers(job.model).tolist(), strict=True):
         again = len(found[virtual]) < recomputed[virtual]

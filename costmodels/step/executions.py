@@ -109,7 +109,8 @@ def _split_by_recomputation(
     if not grid.has_recomputed:
         return ((grid, blocks),)
     assignment = grid.assignments[grid.assignment[0]]
-    layers = assign_layers(model, runtime, int(grid.pp[0]), int(grid.vpp[0]), assignment)
+    number = int(grid.recompute_layers[0])
+    layers = assign_layers(model, runtime, int(grid.pp[0]), int(grid.vpp[0]), assignment, recompute_layers=number)
     # Blocks of all stages together: the profile is that of a whole pipeline.
     again = dict(zip(BLOCKS, layers.again.sum(axis=0).tolist(), strict=True))
     in_full = replace(grid, recompute=np.full_like(grid.recompute, RECOMPUTE_MODES.index("full")))

@@ -45,7 +45,7 @@ ARRAY = "PARALLEL_ARGS"
 VERSIONS = "Megatron-LM of megatron-core 0.16 to 0.19; checked with 0.16.1 and 0.19.2"
 """Versions of the framework that take the flags."""
 
-NAMED = ("recompute", "offload", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard")
+NAMED = ("recompute", "offload", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard", "recompute_layers")
 """Further dimensions that the flags express."""
 
 BLOCK = (
@@ -84,7 +84,7 @@ def megatron_parts(setting: Setting, config: ParallelConfig) -> list[Part]:
     return [
         tensor(setting, config),
         _pipeline(setting, config),
-        describe_uneven_work(setting, config, framework="Megatron-LM", recomputed=BLOCK),
+        describe_uneven_work(setting, config, framework="Megatron-LM", recomputed=block_note(setting, config)),
         _context(setting, config),
         experts(setting, config),
         batch(setting, config),
@@ -315,7 +315,27 @@ def _offload(setting: Setting, config: ParallelConfig) -> Part:
     )
 
 
+def block_layers(setting: Setting, config: ParallelConfig) -> int:
+    """Return the number of layers that the method `block` recomputes of each virtual stage; 0 if it says another thing.
+
+    Stages with fewer layers recompute all of theirs; other parts of the layers must not be recomputed.
+    """
+    most = max(config.recomputed)
+    held = layers_of_parts(setting, config)
+    is_equal = all(again == min(most, number) for again, number in zip(config.recomputed, held, strict=True))
+    return most if config.recompute == "none" and (is_equal or config.recompute_layers) else 0
+
+
+def block_note(setting: Setting, config: ParallelConfig) -> str:
+    """Return the clause on stages that recompute unlike numbers of layers; empty if the flags say what they do."""
+    return "" if block_layers(setting, config) else BLOCK
+
+
 def _recompute(setting: Setting, config: ParallelConfig) -> Part:
+    if number := block_layers(setting, config):
+        return Part(
+            flags=("--recompute-granularity full", "--recompute-method block", f"--recompute-num-layers {number}")
+        )
     modules = " ".join(setting.job.recompute_modules)
     named = (f"--recompute-modules {modules}",) if config.recompute == "selective" else ()
     return Part(flags=(*RECOMPUTE_FLAGS[config.recompute], *named))

@@ -15,9 +15,10 @@ from costmodels.optimizers.registry import OPTIMIZERS
 from tuner.export.exporter import Export
 from tuner.export.megatron import (
     ARRAY,
-    BLOCK,
     RECOMPUTE_FLAGS,
     batch,
+    block_layers,
+    block_note,
     environment,
     experts,
     head_comments,
@@ -32,7 +33,7 @@ from tuner.export.sequences import mindspeed_sequences
 VERSIONS = "MindSpeed-LLM with --use-mcore-models; its common flags are checked with megatron-core 0.19.2"
 """Versions of the framework that take the flags."""
 
-NAMED = ("recompute", "zero_stage", "sequence_parallel", "expert_tp")
+NAMED = ("recompute", "zero_stage", "sequence_parallel", "expert_tp", "recompute_layers")
 """Further dimensions that the flags express."""
 
 
@@ -41,7 +42,7 @@ def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
     parts = [
         tensor(setting, config),
         _pipeline(setting, config),
-        describe_uneven_work(setting, config, framework="MindSpeed-LLM", recomputed=BLOCK),
+        describe_uneven_work(setting, config, framework="MindSpeed-LLM", recomputed=block_note(setting, config)),
         _context(setting, config),
         experts(setting, config),
         batch(setting, config),
@@ -121,6 +122,10 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
 def _recompute(setting: Setting, config: ParallelConfig) -> Part:
     modules = setting.job.recompute_modules
     note = f"recompute: selective recomputation in MindSpeed-LLM covers the core attention, not {', '.join(modules)}"
+    if number := block_layers(setting, config):
+        return Part(
+            flags=("--recompute-granularity full", "--recompute-method block", f"--recompute-num-layers {number}")
+        )
     other = config.recompute == "selective" and modules != ("core_attn",)
     return Part(flags=RECOMPUTE_FLAGS[config.recompute], notes=(note,) if other else ())
 

@@ -190,6 +190,7 @@ def describe_uneven_work(setting: Setting, config: ParallelConfig, *, framework:
     """Return notes about uneven work that no flag can express.
 
     The clause `recomputed` is about stages that recompute different numbers of layers; `{most}` stands for the largest.
+    It is empty where flags say what the stages do.
     """
     work, cluster = config.assignment, setting.cluster
     notes = []
@@ -202,7 +203,7 @@ def describe_uneven_work(setting: Setting, config: ParallelConfig, *, framework:
         launch = f"launch on {nodes}, without the other {idle}; " if idle else ""
         listed = f"{numbers_in_words(hosts)} ({', then '.join(order)})"
         notes.append(f"hosts: {launch}assign node ranks in the order {listed}")
-    if work.recomputed:
+    if work.recomputed and recomputed:
         notes.append(f"recomputed: {framework} {recomputed.format(most=max(work.recomputed))}")
     if work.micro_batches:
         notes.append(

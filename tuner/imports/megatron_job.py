@@ -146,27 +146,35 @@ def _recompute(found: Found) -> dict[str, Any]:
             "recomputes nothing without --checkpoint-activations or --recompute-granularity; read as none",
         )
     method = "--activations-checkpoint-method" if whole else "--recompute-method"
-    if granularity == "full" and flags.text(method) == "block" and (kept := _kept_layers(flags)):
-        why = f"recomputes only some layers of a stage ({kept}), and a study all or none"
-        flags.doubt(method, why, "recompute")
+    if granularity == "full" and flags.text(method) == "block":
+        number, held = _recomputed_layers(flags)
+        if number is None:
+            flags.doubt(method, "recomputes only some layers of a stage: how many, is not known", "recompute")
+        elif held is None or number < held:
+            return {"recompute": "none", "recompute_layers": number}
     if flags.has("--moe-layer-recompute") and granularity == "none":
         granularity = "selective"
     return {"recompute": granularity, **(_modules(flags) if granularity == "selective" else {})}
 
 
-def _kept_layers(flags: Flags) -> str:
-    """Return how many layers of a stage the method `block` recomputes; an empty text if it is all of them.
+def _recomputed_layers(flags: Flags) -> tuple[int | None, int | None]:
+    """Return how many layers of a virtual stage the method `block` recomputes, and how many it has; None if not known.
 
-    The number counts for each virtual stage, and for each stage with MindSpeed's --enable-recompute-layers-per-pp-rank.
+    With MindSpeed's --enable-recompute-layers-per-pp-rank the number is that of a stage, and may be no multiple of its
+    chunks.
     """
     layers, pp = flags.count("--num-layers"), flags.count("--pipeline-model-parallel-size") or 1
     number = flags.count("--recompute-num-layers", "--activations-checkpoint-num-layers", minimum=0)
     if layers is None or number is None:
-        return "how many, is not known"
-    held = -(-layers // pp)
-    if not flags.has("--enable-recompute-layers-per-pp-rank"):
-        held = min(held, flags.count("--num-layers-per-virtual-pipeline-stage") or held)
-    return "" if number >= held else f"{number} of {held}"
+        return number, None
+    of_stage = -(-layers // pp)
+    held = min(of_stage, flags.count("--num-layers-per-virtual-pipeline-stage") or of_stage)
+    if chunks := flags.count("--num-virtual-stages-per-pipeline-rank"):
+        held = -(-of_stage // chunks)
+    if flags.has("--enable-recompute-layers-per-pp-rank"):
+        chunks = -(-of_stage // held)
+        return (number // chunks if number % chunks == 0 or number >= of_stage else None), held
+    return number, held
 
 
 def _modules(flags: Flags) -> dict[str, list[str]]:

@@ -186,6 +186,7 @@ RULES: dict[str, Rule] = {
         _absent("ep", "expert parallelism"),
         _absent("expert_tp", "tensor parallelism of the experts apart from tp", 0),
         _absent("dp_shard", "sharding over a part of dp", 0),
+        _absent("recompute_layers", "recomputation of some layers of a stage", 0),
         Rule(
             name="devices",
             needs=("pp", "tp", "dp", "cp", "up"),
@@ -566,6 +567,26 @@ RULES: dict[str, Rule] = {
             reason=lambda s: f"{s.runtime.name} offers recompute {', '.join(s.runtime.recompute_modes)}",
         ),
         Rule(
+            name="recompute_layers_alone",
+            needs=("recompute", "recompute_layers"),
+            keep=lambda _, c: (c["recompute_layers"] == 0) | (c["recompute"] == RECOMPUTE_MODES.index("none")),
+            reason=lambda s: (
+                f"{s.runtime.name} recomputes some layers in full or parts of all, not both (megatron-core "
+                "transformer_config.py: recompute_method with recompute_granularity full)"
+            ),
+        ),
+        Rule(
+            name="recompute_layers_distinct",
+            needs=("pp", "vpp", "recompute_layers"),
+            keep=lambda s, c: (
+                (c["recompute_layers"] == 0)
+                | (c["recompute_layers"] < -(-s.job.model.num_layers // (c["pp"] * c["vpp"])))
+            ),
+            reason=lambda _: (
+                "recompute_layers of at least the layers of a virtual stage are all of them, which recompute full says"
+            ),
+        ),
+        Rule(
             name="offload_supported",
             needs=("offload",),
             keep=lambda s, c: np.isin(c["offload"], [OFFLOAD_MODES.index(m) for m in s.runtime.offload_modes]),
@@ -679,18 +700,19 @@ _FURTHER = (*_CHOICES, "zero_needs_replicas", "sequence_parallel_needs_tp")
 # HSDP: Megatron-LM --num-distributed-optimizer-instances, torchtitan data_parallel_replicate_degree, llm-foundry
 # sharding_strategy HYBRID_SHARD, MaxText ici_data_parallelism beside ici_fsdp_parallelism, InternEvo zero1.size
 _SHARD = ("dp_shard_within_dp", "dp_shard_holds_experts", "dp_shard_distinct")
+_LAYERS_AGAIN = ("recompute_layers_alone", "recompute_layers_distinct")
 _MEGATRON = (
     *("devices", "heads", "global_batch"),
     *("kv_heads", "projection", "kv_heads_ulysses", "ffn", "sequence_ranks", "layers_or_layout"),
     *("vpp_shortens", "vpp_two_stages", "vpp_filled", "experts", "ep_within_stage", "expert_tp_distinct"),
-    *_FURTHER,
+    *(*_FURTHER, *_LAYERS_AGAIN),
     "experts_need_sequence_parallel",
 )
 _OF_MINDSPEED = {"layers_or_layout": "chunks_filled", "vpp_filled": "vpp_micro_batches"}
 _MEGATRON_2021 = (
     *_EVERY_RUNTIME,
     *("kv_heads", "ffn", "layers", "vpp_three_stages", "vpp_micro_batches", "no_cp", "no_up", "no_ep"),
-    *_CHOICES,
+    *(*_CHOICES, *_LAYERS_AGAIN),
 )
 # trials/jax_training and trials/torch_training/planned: costmodels/sharding writes plans by hand for whole key heads
 # and equal parts only
@@ -772,7 +794,7 @@ _SETS: dict[str, tuple[str, ...]] = {
         *("devices", "heads", "global_batch", "kv_heads_whole", "ffn", "sequence"),
         *("chunks_filled", "vpp_shortens", "vpp_two_stages", "vpp_rounds", "vpp_filled"),
         *("experts", "ep_within_stage", "expert_tp_distinct"),
-        *_FURTHER,
+        *(*_FURTHER, "recompute_layers_distinct"),
         "experts_need_sequence_parallel",
         *_SHARD,
     ),
@@ -844,5 +866,8 @@ UNEQUAL_CHUNKS = {"chunks_filled": 0, "layers_or_layout": CHUNKS_WITHOUT_LAYERS}
 THINNING_RULES = ("vpp_shortens",)
 """Rules that leave out what can be launched and gains little; not in force where a study lists the dimension."""
 
-DUPLICATE_RULES = ("zero_needs_replicas", "sequence_parallel_needs_tp", "expert_tp_distinct", "dp_shard_distinct")
+DUPLICATE_RULES = (
+    *("zero_needs_replicas", "sequence_parallel_needs_tp", "expert_tp_distinct", "dp_shard_distinct"),
+    "recompute_layers_distinct",
+)
 """Rules that only remove duplicates from an opened dimension; they never refuse a value that the job fixes."""

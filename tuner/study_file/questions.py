@@ -44,6 +44,7 @@ QUESTIONS = {
         ("ep", "N", "Expert parallel degree."),
         ("mbs", "N", "Sequences per micro-batch."),
         ("recompute", "NAME", "Recomputation: none, selective or full."),
+        ("recompute_layers", "N", "Layers of each virtual stage that run again in full, beside `recompute`."),
         ("offload", "NAME", "Training states on the host: none or optimizer."),
         ("zero_stage", "N", "ZeRO stage from 0 to 3; 1 is Megatron-LM's distributed optimizer."),
         ("sequence_parallel", "BOOL", "Sequence parallelism: true or false."),
