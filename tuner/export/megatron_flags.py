@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from costmodels.job.training_job import RECOMPUTE_MODULES
-from costmodels.optimizers.registry import optimizers_of
+from costmodels.optimizers.registry import OPTIMIZERS
 from tuner.export.flag_table import Flag, FlagValue
 
 TP, PP, CP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"
@@ -124,7 +124,13 @@ FLAGS: Mapping[str, MegatronFlag] = {
     "--recompute-num-layers": MegatronFlag(exports="both", nemo=_MODEL, absent=(None,), bridge="="),
     "--bf16": MegatronFlag(declared=_SWITCH, exports="both"),
     "--fp16": MegatronFlag(declared=_SWITCH, exports="both"),
-    "--optimizer": MegatronFlag(declared=Flag(kind="word", choices=tuple(optimizers_of("megatron"))), exports="both"),
+    "--optimizer": MegatronFlag(
+        declared=Flag(
+            kind="word",
+            choices=tuple(names[0] for one in OPTIMIZERS.values() if (names := one.spellings.get("megatron"))),
+        ),
+        exports="both",
+    ),
     "--sgd-momentum": MegatronFlag(exports="both"),
     "--sft": MegatronFlag(declared=_SWITCH, exports="megatron"),
     "--outer-dp-sharding-strategy": MegatronFlag(

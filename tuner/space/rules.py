@@ -569,7 +569,7 @@ RULES: dict[str, Rule] = {
         Rule(
             name="recompute_layers_alone",
             needs=("recompute", "recompute_layers"),
-            keep=lambda _, c: (c["recompute_layers"] == 0) | (c["recompute"] == RECOMPUTE_MODES.index("none")),
+            keep=lambda _, c: (c["recompute_layers"] == 0) | (c["recompute"] != RECOMPUTE_MODES.index("selective")),
             reason=lambda s: (
                 f"{s.runtime.name} recomputes some layers in full or parts of all, not both (megatron-core "
                 "transformer_config.py: recompute_method with recompute_granularity full)"
@@ -577,14 +577,13 @@ RULES: dict[str, Rule] = {
         ),
         Rule(
             name="recompute_layers_distinct",
-            needs=("pp", "vpp", "recompute_layers"),
+            needs=("pp", "vpp", "recompute", "recompute_layers"),
             keep=lambda s, c: (
                 (c["recompute_layers"] == 0)
-                | (c["recompute_layers"] < -(-s.job.model.num_layers // (c["pp"] * c["vpp"])))
+                | (c["recompute"] != RECOMPUTE_MODES.index("full"))
+                & (c["recompute_layers"] < -(-s.job.model.num_layers // (c["pp"] * c["vpp"])))
             ),
-            reason=lambda _: (
-                "recompute_layers of at least the layers of a virtual stage are all of them, which recompute full says"
-            ),
+            reason=lambda _: "recompute full is all layers, and so are as many recompute_layers as a virtual stage has",
         ),
         Rule(
             name="offload_supported",

@@ -56,7 +56,8 @@ class JobKeys(DocumentedModel):
     """Number format of the matrix products."""
 
     optimizer: OptimizerName = DEFAULT_OPTIMIZER
-    """Optimizer, which determines the states of each parameter."""
+    """Optimizer, which determines the states of each parameter, and the time of its step. `sgd` has a momentum,
+    `plain_sgd` has none; `muon` updates what is no matrix of a layer as Adam does."""
 
     declare_keys(vars(), JOB_CHOICES)
 
