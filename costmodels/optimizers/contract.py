@@ -60,13 +60,13 @@ class Product(NamedTuple):
         m: Rows of the first factor [u].
         k: Length of the sums [u].
         n: Columns of the second factor [u].
-        count: How often one update of one matrix multiplies so [u], or one number.
+        times: How often one update of one matrix multiplies so [u], or one number.
     """
 
     m: FloatArray
     k: FloatArray
     n: FloatArray
-    count: FloatArray | int
+    times: FloatArray | int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
@@ -42,7 +43,7 @@ class KeptParts:
 
     parameters: Mapping[Part, FloatArray]
     lines: Mapping[Part, FloatArray]
-    is_sharded: IntArray
+    is_sharded: NDArray[np.bool_]
 
     @classmethod
     def of(cls, job: TrainingJob, weights: ConfigGrid, blocks: FloatArray, local: LocalParameters) -> KeptParts | None:

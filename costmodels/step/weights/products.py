@@ -11,6 +11,7 @@ Letters: c kinds of stages, w rows of weights (see `placement.Pipeline`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
@@ -77,14 +78,14 @@ def update_products_s(
 def update_products(job: TrainingJob, runtime: RuntimeProfile, matrix: LayerMatrix) -> Iterator[Product]:
     """Yield the products of one update of one matrix on one rank, sizes [w]."""
     optimizer, how = OPTIMIZERS[job.optimizer], runtime.muon_tp_mode
-    options = {"steps": runtime.newton_schulz_steps, "method": runtime.newton_schulz}
+    multiply = partial(optimizer.products, steps=runtime.newton_schulz_steps, method=runtime.newton_schulz)
     rows, columns = matrix.local
     if matrix.cut == "none" or how == "blockwise":
-        yield from optimizer.products(rows, columns, **options)
+        yield from multiply(rows, columns)
         return
     whole = np.full_like(rows, matrix.rows), np.full_like(rows, matrix.columns)
     if how == "duplicated":
-        yield from optimizer.products(*whole, **options)
+        yield from multiply(*whole)
         return
     # the dim that is not cut is the short one, also where it is longer
     short, long = (whole[1], rows) if matrix.cut == "rows" else (whole[0], columns)
@@ -110,7 +111,7 @@ def _compute_s(job: TrainingJob, runtime: RuntimeProfile, device: Device, matrix
             moved_bytes=ELEMENT_BYTES * (m * k + k * n + m * n),
         )
         own_s = kernel_s(operator, device, job, runtime) / runtime.speed_of(device.name)
-        seconds = seconds + product.count * own_s
+        seconds = seconds + product.times * own_s
     return seconds
 
 

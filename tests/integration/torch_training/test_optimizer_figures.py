@@ -86,7 +86,7 @@ def flops(rows, columns, method, steps=5):
     """FLOPs of the products of one matrix."""
     sides = np.array([float(rows)]), np.array([float(columns)])
     products = OPTIMIZERS["muon"].products(*sides, steps=steps, method=method)
-    return sum(float((2 * p.m * p.k * p.n * p.count)[0]) for p in products)
+    return sum(float((2 * p.m * p.k * p.n * p.times)[0]) for p in products)
 
 
 @pytest.mark.parametrize("shape", [(128, 320), (320, 128), (192, 192)])

@@ -62,14 +62,14 @@ def test_newton_schulz_multiplies_the_short_side(shape):
 
     found = OPTIMIZERS["muon"].products(*sides, steps=5, method="standard")
 
-    assert sum(2 * p.m * p.k * p.n * p.count for p in found) == 5 * (4 * short**2 * long + 2 * short**3)
+    assert sum(2 * p.m * p.k * p.n * p.times for p in found) == 5 * (4 * short**2 * long + 2 * short**3)
 
 
 def test_gram_multiplies_the_long_side_four_times():
     """DeepSpeed's method meets the long side at the begin, before and after the restart, and at the end."""
     found = OPTIMIZERS["muon"].products(np.array([1000.0]), np.array([8000.0]), steps=5, method="gram")
 
-    assert sum(2 * p.m * p.k * p.n * p.count for p in found) == 4 * 2 * 1000**2 * 8000 + 14 * 2 * 1000**3
+    assert sum(2 * p.m * p.k * p.n * p.times for p in found) == 4 * 2 * 1000**2 * 8000 + 14 * 2 * 1000**3
 
 
 def test_an_unknown_optimizer_is_named_with_the_nearest():

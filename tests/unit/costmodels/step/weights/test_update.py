@@ -105,7 +105,7 @@ def test_products_of_muon_take_their_flops_at_a_products_speed():
     flop = 0.0
     for matrix in layer_matrices(setting.job, grid, joins_gate=True, splits_qkv=True):
         products = update_products(setting.job, setting.runtime, matrix)
-        flop += sum(2 * p.m * p.k * p.n * p.count for p in products)[0] * matrix.held(blocks)[0, 0]
+        flop += sum(2 * p.m * p.k * p.n * p.times for p in products)[0] * matrix.held(blocks)[0, 0]
 
     peak = HOSTS.devices[0].peak_flop_per_s("bf16")
     assert flop / peak < muon[0] - passes[0] < 2.2 * flop / peak
