@@ -33,6 +33,7 @@ class TrainingJob(FurtherValues):
         precision: Type of the matrix products; weights and activations are 2 bytes wide (4 for fp32 and tf32).
         optimizer: Name of the optimizer, one of `OPTIMIZERS`.
         recompute_modules: Modules that `selective` recomputation repeats, by Megatron-Core's names (RECOMPUTE_MODULES).
+        recompute_unit: Layers that `full` recomputation repeats together: the input of the first of them alone is kept.
         shared_master_weights: Whether the bf16 weights are the upper half of their fp32 copies, which then have no
             memory of their own (MindSpeed --reuse-fp32-param).
         sequences: Histogram of the lengths of sequences, and how they fill micro-batches; None where every sequence has
@@ -45,12 +46,13 @@ class TrainingJob(FurtherValues):
     precision: str = "bf16"
     optimizer: str = DEFAULT_OPTIMIZER
     recompute_modules: tuple[str, ...] = ("core_attn",)
+    recompute_unit: int = 1
     shared_master_weights: bool = False
     sequences: Sequences | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes and names that no runtime knows."""
-        for key in ("sequence_length", "global_batch_size"):
+        for key in ("sequence_length", "global_batch_size", "recompute_unit"):
             check_count(getattr(self, key), key=key)
         for key, known in (("precision", PRECISIONS), ("optimizer", tuple(OPTIMIZERS))):
             value = getattr(self, key)

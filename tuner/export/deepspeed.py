@@ -72,7 +72,7 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
     if job.precision == "fp16":
         content["fp16"] = {"enabled": True}
     if config.pp > 1 and config.recompute == "full":
-        content["pipeline"] = {"activation_checkpoint_interval": 1}
+        content["pipeline"] = {"activation_checkpoint_interval": job.recompute_unit}
     content |= _model_parallel(setting, config)
     notes += with_facts_as_keys(content, setting, "deepspeed")
     content["comments"] = [str(config), f"Versions: {VERSIONS}", *notes]

@@ -49,7 +49,7 @@ def export_gpt_neox(setting: Setting, config: ParallelConfig) -> Export:
         "gradient_accumulation_steps": num_micro_batches(setting, config),
         "zero_optimization": {"stage": config.zero_stage, **offload_section(config)},
         "checkpoint_activations": config.recompute == "full",
-        "checkpoint_num_layers": 1,
+        "checkpoint_num_layers": job.recompute_unit,
     }
     if has_experts:
         content["moe_expert_parallel_size"] = config.ep

@@ -9,8 +9,6 @@ flags that sharded gradients and weights require).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from costmodels.job.fact_words import written_words
@@ -53,13 +51,6 @@ BLOCK = (
     "needs no more memory than the plan, but takes longer"
 )
 """Advice for configurations whose stages recompute different numbers of layers."""
-
-RECOMPUTE_FLAGS: Mapping[str, tuple[str, ...]] = {
-    "none": (),
-    "selective": ("--recompute-granularity selective",),
-    "full": ("--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"),
-}
-"""Flags of each kind of recomputation, without the modules of a selective one."""
 
 _WITH_BF16 = ("bf16", "fp8", "nvfp4")
 """Precisions that need --bf16; fp8 and nvfp4 add a narrower format for matrix products."""
@@ -338,7 +329,19 @@ def _recompute(setting: Setting, config: ParallelConfig) -> Part:
         )
     modules = " ".join(setting.job.recompute_modules)
     named = (f"--recompute-modules {modules}",) if config.recompute == "selective" else ()
-    return Part(flags=(*RECOMPUTE_FLAGS[config.recompute], *named))
+    return Part(flags=(*recompute_flags(setting, config), *named))
+
+
+def recompute_flags(setting: Setting, config: ParallelConfig) -> tuple[str, ...]:
+    """Return the flags of a kind of recomputation, without the modules of a selective one."""
+    return {
+        "none": (),
+        "selective": ("--recompute-granularity selective",),
+        "full": (
+            *("--recompute-granularity full", "--recompute-method uniform"),
+            f"--recompute-num-layers {setting.job.recompute_unit}",
+        ),
+    }[config.recompute]
 
 
 def _precision(setting: Setting, _: ParallelConfig) -> Part:

@@ -15,7 +15,6 @@ from costmodels.optimizers.registry import OPTIMIZERS
 from tuner.export.exporter import Export
 from tuner.export.megatron import (
     ARRAY,
-    RECOMPUTE_FLAGS,
     batch,
     block_layers,
     block_note,
@@ -25,6 +24,7 @@ from tuner.export.megatron import (
     megatron_facts,
     optimizer_part,
     overlap_flags,
+    recompute_flags,
     tensor,
 )
 from tuner.export.parts import Part, closing_notes, describe_uneven_work, export_flags, layers_of_parts
@@ -127,7 +127,7 @@ def _recompute(setting: Setting, config: ParallelConfig) -> Part:
             flags=("--recompute-granularity full", "--recompute-method block", f"--recompute-num-layers {number}")
         )
     other = config.recompute == "selective" and modules != ("core_attn",)
-    return Part(flags=RECOMPUTE_FLAGS[config.recompute], notes=(note,) if other else ())
+    return Part(flags=recompute_flags(setting, config), notes=(note,) if other else ())
 
 
 def _precision(setting: Setting) -> Part:

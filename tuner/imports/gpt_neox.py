@@ -218,10 +218,7 @@ def _job(keys: Keys, open_keys: dict[str, str], unread: list[Unread]) -> dict[st
         open_keys["recompute"] = "checkpoint_activations is not there"
     if stage is None:
         open_keys["zero_stage"] = "zero_optimization is not there"
-    if (keys.count("checkpoint_num_layers", default=1) or 1) > 1 and recompute is True:
-        unread.append(
-            Unread(what="checkpoint_num_layers", why="Meshtune assumes that the input of every layer is kept")
-        )
+    unit = keys.number("checkpoint_num_layers", default=1)
     precision = _precision(keys)
     if precision == "fp32" and not trains:
         unread.append(Unread(what="precision", why="neither fp16 nor precision is there; read as fp32"))
@@ -230,6 +227,7 @@ def _job(keys: Keys, open_keys: dict[str, str], unread: list[Unread]) -> dict[st
         "precision": precision,
         "optimizer": None if why else optimizer,
         "recompute": None if "recompute" in open_keys else "full" if keys.flag("checkpoint_activations") else "none",
+        "recompute_unit": unit if recompute is True and unit > 1 else None,
         "zero_stage": stage,
         "sequence_parallel": keys.flag("sequence_parallel") or None,
     }

@@ -154,7 +154,10 @@ def _recompute(found: Found) -> dict[str, Any]:
             return {"recompute": "none", "recompute_layers": number}
     if flags.has("--moe-layer-recompute") and granularity == "none":
         granularity = "selective"
-    return {"recompute": granularity, **(_modules(flags) if granularity == "selective" else {})}
+    number = flags.count("--recompute-num-layers", "--activations-checkpoint-num-layers", "--checkpoint-num-layers")
+    is_unit = granularity == "full" and flags.text(method) == "uniform" and number is not None and number > 1
+    unit = {"recompute_unit": number} if is_unit else {}
+    return {"recompute": granularity, **unit, **(_modules(flags) if granularity == "selective" else {})}
 
 
 def _recomputed_layers(flags: Flags) -> tuple[int | None, int | None]:

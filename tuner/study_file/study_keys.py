@@ -61,6 +61,10 @@ class JobKeys(DocumentedModel):
 
     declare_keys(vars(), JOB_CHOICES)
 
+    recompute_unit: Annotated[int, Field(ge=1)] = 1
+    """Layers that `recompute: full` repeats together, of which the input of the first alone is kept: Megatron-LM's
+    `--recompute-method uniform --recompute-num-layers`. More need less memory for kept inputs, and more at work."""
+
     recompute_modules: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["core_attn"])
     """Modules that `selective` recomputes, by Megatron-Core's names: `core_attn`, `mlp`, `layernorm`, `moe_act`,
     `mla_up_proj`, `moe`, `shared_experts`.

@@ -181,13 +181,15 @@ def layer_activations(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigG
     attention, dense_mlp, moe_mlp = tally.attention(), tally.dense_mlp(), tally.moe_mlp()
     full = shapes.recompute == RECOMPUTE_MODES.index("full")
     selective = shapes.recompute == RECOMPUTE_MODES.index("selective")
+    unit = job.recompute_unit
     kept, working = [], []
     for block in (dense_mlp, moe_mlp):
-        # Full recomputation keeps the layer's input alone. Everything else is working memory of the layer at work.
+        # Full recomputation keeps the layer's input alone, or that of several layers that run again together
+        # (megatron-core transformer_block.py, the method `uniform`). All else is working memory of the layers at work.
         whole = attention.kept + block.kept
         dropped = np.where(selective, attention.dropped + block.dropped, 0.0)
-        kept.append(np.where(full, tally.hidden, whole - dropped))
-        working.append(np.where(full, whole, dropped))
+        kept.append(np.where(full, tally.hidden / unit, whole - dropped))
+        working.append(np.where(full, unit * whole, dropped))
     return LayerActivations(
         dense=kept[0],
         moe=kept[1],
@@ -703,7 +705,8 @@ class Passes:
         job = job.largest
         layers = layer_activations(job, runtime, shapes)
         full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
-        again = layer_activations(job, runtime, replace(shapes, recompute=full)) if has_recomputed else layers
+        one_by_one = replace(job, recompute_unit=1)
+        again = layer_activations(one_by_one, runtime, replace(shapes, recompute=full)) if has_recomputed else layers
         return cls(runtime=runtime, layers=layers, again=again, ends=pipeline_ends(job, runtime, shapes))
 
     def parts(self, stages: StageKinds, in_flight: FloatArray, row: IntArray) -> dict[str, FloatArray]:

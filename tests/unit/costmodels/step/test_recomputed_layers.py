@@ -9,7 +9,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.uneven_work import Assignment
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.executions import operator_executions
-from costmodels.step.memory.peak import estimate_memory
+from costmodels.step.memory.peak import estimate_memory, layer_activations
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import find_cluster
 from tests.support.settings.random_settings import grid_of, job_of, setting_for
@@ -73,3 +73,19 @@ def test_a_profile_counts_them():
     ]
 
     assert counts[1]["attention.qkv"] == pytest.approx(counts[0]["attention.qkv"] * (1 + 8 / 32))
+
+
+def test_a_unit_of_layers_keeps_one_input_and_works_on_all():
+    """Of 8 layers that run again 2 by 2, 4 inputs are kept per micro-batch, and 2 layers' tensors while they run."""
+    one = ParallelConfig(tp=8, dp=4, recompute="full")
+    pairs = replace(SETTING, job=replace(SETTING.job, recompute_unit=2))
+    runtime = SETTING.runtime
+    tokens = SETTING.job.sequence_length // 8  # split along the sequence over tp
+    hidden = 2 * tokens * SETTING.job.model.hidden_size
+
+    shapes = grid_of(one)
+    single, double = (layer_activations(setting.job, runtime, shapes) for setting in (SETTING, pairs))
+
+    assert (single.dense[0], double.dense[0]) == (hidden, hidden / 2)
+    assert double.dense_working[0] == 2 * single.dense_working[0]
+    assert figures(one)[0] == pytest.approx(figures(one, setting=pairs)[0])

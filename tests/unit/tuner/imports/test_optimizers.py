@@ -1,4 +1,4 @@
-"""Optimizers by the names of each framework: read as themselves, written as such, and asked for where nobody knows them."""
+"""Optimizers by the names of each framework: read as themselves, written as such, and asked for if unknown."""
 
 import json
 
