@@ -39,13 +39,13 @@ from benchmarks.support.timing import answer, benchmark_parser, count_at_least, 
 from benchmarks.support.workers import mapper
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.model_catalog import find_model, model_names
-from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import ENUMERATED_DIMENSIONS, ConfigGrid
 from costmodels.job.runtime import find_runtime, runtime_names
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import PRECISIONS, RECOMPUTE_MODULES, TrainingJob
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import unique_shapes
+from costmodels.optimizers.registry import OPTIMIZERS
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.simulator.stage_rows import stage_rows
 from costmodels.simulator.trace import operator_events

@@ -62,6 +62,10 @@ RENAMED = ("bridge", "swift", "verl")
 """Programs that run megatron-core with keys of their own."""
 WITH_LAYERS = (*RENAMED, "flagscale", "megatron", "mindspeed", "nemo", "torchtitan", "torchtitan-main")
 """Frameworks that accept the number of layers of each stage."""
+WITH_BLOCKS = (*RENAMED, "flagscale", "megatron", "mindspeed", "nemo")
+"""Frameworks that recompute some layers of each virtual stage."""
+WHOLE_OPTIMIZERS = ("muon", "lion")
+"""Optimizers whose states Megatron-LM shards by whole weights, in bf16 and with one instance of its optimizer."""
 
 
 @cache
@@ -86,8 +90,14 @@ def samples(target: str, count: int, seed: int) -> Iterator[tuple[Setting, Paral
             config = replace(config, zero_stage=int(rng.integers(1, 4)))
         if target in WITH_LAYERS and config.pp > 1 and rng.random() < 0.4:
             config = replace(config, assignment=Assignment(layers=_move_layers(setting, config, rng)))
+        if target in WITH_BLOCKS and config.recompute == "none" and rng.random() < 0.4:
+            config = replace(config, recompute_layers=int(rng.integers(1, 3)))
         precision = "bf16" if config.ep > 1 else str(rng.choice(["bf16", "bf16", "fp16", "fp32"]))
-        yield replace(setting, job=replace(setting.job, precision=precision)), config
+        optimizer = "adam"
+        is_alike = config.zero_stage <= 1 and not config.dp_shard and config.offload == "none" and precision == "bf16"
+        if target == "megatron" and is_alike and rng.random() < 0.3:
+            optimizer = str(rng.choice(WHOLE_OPTIMIZERS))
+        yield replace(setting, job=replace(setting.job, precision=precision, optimizer=optimizer)), config
 
 
 def _draw_config(grid: ConfigGrid, rng: np.random.Generator) -> ParallelConfig:
@@ -118,6 +128,7 @@ def expected(setting: Setting, config: ParallelConfig) -> dict[str, Any]:
     model = setting.job.model
     return {
         **{name: getattr(config, name) for name in ("pp", "tp", "dp", "cp", "up", "vpp", "ep", "mbs", "recompute")},
+        "recompute_layers": config.recompute_layers,
         "offload": config.offload,
         "zero_stage": config.zero_stage,
         "sequence_parallel": config.sequence_parallel and config.tp > 1,

@@ -92,6 +92,9 @@ class MegatronParser:
     def _value(self, flag: str, read: argparse.Namespace) -> FlagValue:
         action = self._actions[flag]
         value = getattr(read, action.dest)
+        # of an optimizer that updates whole weights, the validation takes this flag for that of another class
+        if flag == "--use-distributed-optimizer" and getattr(read, "use_layer_wise_distributed_optimizer", False):
+            return True
         if action.nargs == 0:
             return bool(value == action.const)
         return tuple(value) if isinstance(value, list) else value  # type: ignore[no-any-return] # of any type

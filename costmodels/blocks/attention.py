@@ -16,6 +16,7 @@ from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import BlockContext, Degrees
 from costmodels.blocks.contract import AbstractBlock, Exchanges, HeldParameters
 from costmodels.blocks.mask import Mask
+from costmodels.blocks.matrix import Matrix
 from costmodels.blocks.operator import Family, Operator
 from costmodels.blocks.tally import BlockMemory, Tally
 from hardware.arrays import FloatArray
@@ -175,6 +176,22 @@ class Attention(AbstractBlock):
         keys = self._exchanged_kv(context.degrees)
         queries = self.num_heads * self.head_dim / context.degrees.tp
         return Exchanges(tensor=True, ring=2 * context.tokens * keys, heads=context.tokens * 2 * (queries + keys))
+
+    def matrices(self, degrees: Degrees, *, joins_gate: bool, splits_qkv: bool) -> list[Matrix]:  # noqa: ARG002
+        """Return the matrices of queries, keys and values, apart or together, of the gate and of the output."""
+        tp, h = degrees.tp.astype(np.float64), self.hidden_size
+        # a rank has whole key-value heads, which are copied where tp exceeds their number
+        kv_ways = self.kv_size / self.local_kv(degrees)
+        output = Matrix(rows=h, columns=self.q_size, cut="columns", ways=tp)
+        gate = [Matrix(rows=self.gate_size, columns=h, cut="rows", ways=tp)] if self.gate_size else []
+        if not splits_qkv:
+            number = self.kv_projections
+            whole = self.q_size + number * self.kv_size
+            ways = whole / (self.q_size / tp + number * self.kv_size / kv_ways)
+            return [Matrix(rows=whole, columns=h, cut="rows", ways=ways), *gate, output]
+        queries = Matrix(rows=self.q_size, columns=h, cut="rows", ways=tp)
+        keys = Matrix(rows=self.kv_size, columns=h, cut="rows", ways=kv_ways, each=float(self.kv_projections))
+        return [queries, *([keys] if self.kv_projections else []), *gate, output]
 
     def sizes(self) -> dict[str, int]:
         """Return the heads, and the width of the product for queries, keys and values."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import BlockContext, Degrees
+from costmodels.blocks.matrix import Matrix
 from costmodels.blocks.operator import Family, Operator
 from costmodels.blocks.tally import BlockMemory, Tally
 from hardware.arrays import FloatArray
@@ -103,6 +104,16 @@ class AbstractBlock(ABC):
     @abstractmethod
     def exchanges(self, context: BlockContext) -> Exchanges:
         """Return what the ranks of the block exchange [u]."""
+
+    def matrices(self, degrees: Degrees, *, joins_gate: bool, splits_qkv: bool) -> list[Matrix]:  # noqa: ARG002
+        """Return the matrices of the block as one rank keeps them; ends have none here, their tables count apart.
+
+        Args:
+            degrees: Degrees of parallelism [w].
+            joins_gate: Whether the framework joins the gate and the first matrix of an MLP.
+            splits_qkv: Whether queries, keys and values are matrices of their own.
+        """
+        return []
 
     def sizes(self) -> dict[str, int]:
         """Return the sizes that degrees of parallelism cut, by role.

@@ -13,6 +13,7 @@ import numpy as np
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import BlockContext, Degrees
 from costmodels.blocks.contract import AbstractBlock, Exchanges, HeldParameters
+from costmodels.blocks.matrix import Matrix, mlp_matrices
 from costmodels.blocks.operator import Family, Operator
 from costmodels.blocks.tally import BlockMemory, Tally
 from hardware.arrays import FloatArray
@@ -101,6 +102,11 @@ class DenseMlp(AbstractBlock):
     def exchanges(self, context: BlockContext) -> Exchanges:  # noqa: ARG002 # the contract's
         """Return that tp gathers the input and scatters the output."""
         return Exchanges(tensor=True)
+
+    def matrices(self, degrees: Degrees, *, joins_gate: bool, splits_qkv: bool) -> list[Matrix]:  # noqa: ARG002
+        """Return the two matrices, or the three of a gated MLP."""
+        tp = degrees.tp.astype(np.float64)
+        return mlp_matrices(self.hidden_size, self.ffn_size, tp, gated=self.gated, joins_gate=joins_gate)
 
     def sizes(self) -> dict[str, int]:
         """Return the inner size."""

@@ -15,6 +15,7 @@ from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import BlockContext, Degrees
 from costmodels.blocks.contract import AbstractBlock, Exchanges, HeldParameters
 from costmodels.blocks.dense_mlp import mlp_operators, mlp_parameters
+from costmodels.blocks.matrix import Matrix, mlp_matrices
 from costmodels.blocks.operator import Family, Operator
 from costmodels.blocks.tally import BlockMemory, Tally
 from hardware.arrays import FloatArray
@@ -196,6 +197,24 @@ class Experts(AbstractBlock):
             routed=self.routed(context),
             visits=self.mean_visits,
             routed_width=self.width,
+        )
+
+    def matrices(self, degrees: Degrees, *, joins_gate: bool, splits_qkv: bool) -> list[Matrix]:  # noqa: ARG002
+        """Return the router, projections to the experts' width and back, shared experts, and those of every expert."""
+        tp, h = degrees.tp.astype(np.float64), self.hidden_size
+        found = [Matrix(rows=self.num_experts + self.idle_experts, columns=h, cut="none", ways=tp)]
+        if self.latent_size:
+            found += [Matrix(rows=self.latent_size, columns=h, cut="none", ways=tp, each=2.0)]
+        if self.shared_ffn_size:
+            found += mlp_matrices(h, self.shared_ffn_size, tp, gated=self.gated, joins_gate=joins_gate)
+        return found + mlp_matrices(
+            self.width,
+            self.ffn_size,
+            degrees.expert_tensor.astype(np.float64),
+            gated=self.gated,
+            joins_gate=joins_gate,
+            each=self.num_experts / degrees.ep,
+            part="expert",
         )
 
     def sizes(self) -> dict[str, int]:

@@ -16,6 +16,7 @@ from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import BlockContext, Degrees
 from costmodels.blocks.contract import AbstractBlock, Exchanges, HeldParameters
 from costmodels.blocks.mask import Mask
+from costmodels.blocks.matrix import Matrix
 from costmodels.blocks.operator import Family, Operator
 from costmodels.blocks.tally import BlockMemory, Tally
 from hardware.arrays import FloatArray
@@ -180,6 +181,19 @@ class LatentAttention(AbstractBlock):
             ring=2 * context.tokens * (self.num_heads * self.v_head_dim / tp),
             heads=context.tokens * per_token / tp,
         )
+
+    def matrices(self, degrees: Degrees, *, joins_gate: bool, splits_qkv: bool) -> list[Matrix]:  # noqa: ARG002
+        """Return the matrices down to the ranks, up from them, and of the output."""
+        tp, h = degrees.tp.astype(np.float64), self.hidden_size
+        up = self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+        query = [Matrix(rows=self.q_lora_rank, columns=h, cut="none", ways=tp)] if self.q_lora_rank else []
+        return [
+            *query,
+            Matrix(rows=self.q_size, columns=self.q_lora_rank or h, cut="rows", ways=tp),
+            Matrix(rows=self.kv_lora_rank + self.qk_rope_head_dim, columns=h, cut="none", ways=tp),
+            Matrix(rows=up, columns=self.kv_lora_rank, cut="rows", ways=tp),
+            Matrix(rows=h, columns=self.context_size, cut="columns", ways=tp),
+        ]
 
     def sizes(self) -> dict[str, int]:
         """Return the heads; every head has its own key."""

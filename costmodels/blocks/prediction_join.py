@@ -14,6 +14,7 @@ import numpy as np
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import BlockContext, Degrees
 from costmodels.blocks.contract import AbstractBlock, Exchanges, HeldParameters
+from costmodels.blocks.matrix import Matrix
 from costmodels.blocks.operator import Family, Operator
 from costmodels.blocks.tally import BlockMemory, Tally
 
@@ -51,6 +52,11 @@ class PredictionJoin(AbstractBlock):
         """Tally the two inputs of the norms and the two halves of the projection's input."""
         kept = 2 * tally.hidden + 2 * tally.kept_input
         return BlockMemory(kept=kept, dropped=np.zeros_like(kept), gradient=2 * tally.hidden)
+
+    def matrices(self, degrees: Degrees, *, joins_gate: bool, splits_qkv: bool) -> list[Matrix]:  # noqa: ARG002
+        """Return the matrix of the projection."""
+        tp, h = degrees.tp.astype(np.float64), self.hidden_size
+        return [Matrix(rows=h, columns=2 * h, cut="rows", ways=tp)]
 
     def exchanges(self, context: BlockContext) -> Exchanges:  # noqa: ARG002 # the contract's
         """Return that tp gathers the input and gives each rank its part of the output."""

@@ -18,6 +18,7 @@ import numpy as np
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import BlockContext, Degrees
 from costmodels.blocks.contract import AbstractBlock, Exchanges, HeldParameters
+from costmodels.blocks.matrix import Matrix
 from costmodels.blocks.operator import Family, Operator
 from costmodels.blocks.tally import BlockMemory, Tally
 from hardware.arrays import FloatArray
@@ -113,6 +114,14 @@ class RecurrentMixer(AbstractBlock):
         else:
             dropped = tally.drops("core_attn") * core + tally.drops("layernorm") * tally.hidden
         return BlockMemory(kept=kept, dropped=dropped, gradient=np.zeros_like(kept))
+
+    def matrices(self, degrees: Degrees, *, joins_gate: bool, splits_qkv: bool) -> list[Matrix]:  # noqa: ARG002
+        """Return the matrices of the two products."""
+        tp, h = degrees.tp.astype(np.float64), self.hidden_size
+        return [
+            Matrix(rows=self.input_width, columns=h, cut="rows", ways=tp),
+            Matrix(rows=h, columns=self.inner_width, cut="columns", ways=tp),
+        ]
 
     def exchanges(self, context: BlockContext) -> Exchanges:
         """Return what the exchange of heads over cp or up sends: the first product's output, and the scan's result."""

@@ -15,6 +15,7 @@ from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import Degrees
 from costmodels.blocks.contract import HeldParameters
 from costmodels.blocks.latent_attention import LatentAttention
+from costmodels.blocks.matrix import Matrix
 from costmodels.blocks.operator import Operator
 from costmodels.blocks.tally import BlockMemory, Tally
 from hardware.arrays import FloatArray
@@ -75,6 +76,19 @@ class SparseLatentAttention(LatentAttention):
             *build.elementwise("core.index_choice", queries * keys, 3, 0, is_fused=True),
             *attention,
         ]
+
+    def matrices(self, degrees: Degrees, *, joins_gate: bool, splits_qkv: bool) -> list[Matrix]:
+        """Return the matrices of attention, and those of the indexer, which every rank has whole."""
+        own = LatentAttention.matrices(self, degrees, joins_gate=joins_gate, splits_qkv=splits_qkv)
+        if not self.index_heads:
+            return own
+        tp, rank = degrees.tp.astype(np.float64), self.q_lora_rank or self.hidden_size
+        sizes = (
+            (self.index_heads * self.index_head_dim, rank),
+            (self.index_head_dim, self.hidden_size),
+            (self.index_heads, self.hidden_size),
+        )
+        return own + [Matrix(rows=rows, columns=columns, cut="none", ways=tp) for rows, columns in sizes]
 
     def mixing_flops(self, length: FloatArray | float) -> FloatArray | float:
         """Return the FLOPs of one token: the indexer over all earlier keys, and attention over those it chose."""

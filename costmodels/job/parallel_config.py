@@ -109,6 +109,7 @@ DIMENSIONS = {
         Dimension(name="sequence_parallel", choices=(False, True)),
         Dimension(name="expert_tp"),
         Dimension(name="dp_shard"),
+        Dimension(name="recompute_layers"),
         Dimension(name="plan", choices=PLANS),
     )
 }
@@ -146,6 +147,8 @@ class FurtherValues:
         sequence_parallel: Whether norms and residuals are split along the sequence over tp.
         expert_tp: Tensor parallel degree of the experts; 0 is that of the rest, tp.
         dp_shard: Data parallel ranks over which ZeRO shards; the others hold copies (HSDP). 0 is all of dp.
+        recompute_layers: Layers of each virtual stage, its first ones, that the backward pass runs again in full; the
+            others follow `recompute`.
         plan: Sharding plan of the layers, by the name of its planner; `hand` is that of frameworks.
     """
 
@@ -155,6 +158,7 @@ class FurtherValues:
     sequence_parallel: bool | None = None
     expert_tp: int = 0
     dp_shard: int = 0
+    recompute_layers: int = 0
     plan: str = HAND
 
 
@@ -199,6 +203,11 @@ class ParallelConfig(FurtherValues):
             dimension.check(getattr(self, dimension.name))
         if isinstance(self.assignment, str):  # storages and files hold it as text
             object.__setattr__(self, "assignment", parse_assignment(self.assignment))
+
+    @property
+    def recomputed(self) -> tuple[int, ...]:
+        """Number of the first layers of each virtual stage that run again in full [pp * vpp], however many it has."""
+        return self.assignment.recomputed or (self.recompute_layers,) * (self.pp * self.vpp)
 
     @property
     def num_devices(self) -> int:
@@ -290,6 +299,7 @@ class ConfigGrid:
     sequence_parallel: NDArray[np.bool_]
     expert_tp: IntArray
     dp_shard: IntArray
+    recompute_layers: IntArray
     plan: IntArray
     assignment: IntArray
     assignments: tuple[Assignment, ...] = (EVEN,)
@@ -333,7 +343,9 @@ class ConfigGrid:
 
     @property
     def has_recomputed(self) -> bool:
-        """Whether some assignment recomputes further layers in full, beside `recompute`."""
+        """Whether some layers run again in full beside `recompute`, by their number or by an assignment."""
+        if self.recompute_layers.any():
+            return True
         return any(self.assignments[code].recomputed for code in np.unique(self.assignment).tolist())
 
     def by_host_order(self) -> list[tuple[tuple[int, ...], IntArray]]:

@@ -41,6 +41,7 @@ CapturedBlocks = Literal["none", "attention", "router", "attention+router", "att
 OffloadMode = Literal["none", "optimizer"]
 """Kinds of states that may be on the host; see `RuntimeProfile.offload_modes`."""
 
+MuonTpMode = Literal["blockwise", "duplicated", "distributed"]
 UnevenPart = Literal["layers", "recomputed", "micro_batches", "hosts"]
 """Parts of an `Assignment` that a framework can be told; see `RuntimeProfile.uneven`."""
 
@@ -114,6 +115,10 @@ LATER_FACTS = frozenset(
         "offload_share",
         "expandable_segments",
         "torch_fsdp2",
+        "muon_tp_mode",
+        "muon_splits_qkv",
+        "newton_schulz",
+        "newton_schulz_steps",
     }
 )
 """Facts that earlier versions of Meshtune did not know."""
@@ -200,6 +205,10 @@ class RuntimeProfile:
         offload_share: Share of the optimizer's states that are on the host where they are offloaded.
         expandable_segments: Whether the allocator grows its segments, so that activations do not fragment them.
         torch_fsdp2: Whether PyTorch's FSDP2 shards the states in place of the framework's own ways.
+        muon_tp_mode: What Muon does with a matrix that tp cuts (step/weights/products.py).
+        muon_splits_qkv: Whether Muon takes queries, keys and values apart.
+        newton_schulz: How Muon's iterations are computed (optimizers/muon.py).
+        newton_schulz_steps: Number of its iterations.
         fp32_weights: Whether the stored (sharded) weights are fp32 and serve as the optimizer's own copy too.
         gathered_share: Share of the inputs gathered for sequence-parallel products that the allocator cannot reuse yet
             at the peak, because another stream frees them while the host runs ahead.
@@ -332,6 +341,10 @@ class RuntimeProfile:
     offload_share: float = 1.0
     expandable_segments: bool = False
     torch_fsdp2: bool = False
+    muon_tp_mode: MuonTpMode = "blockwise"
+    muon_splits_qkv: bool = True
+    newton_schulz: Literal["standard", "gram"] = "standard"
+    newton_schulz_steps: int = 5
     stated: tuple[tuple[str, Any], ...] = ()
 
     @property

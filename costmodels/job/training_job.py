@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from costmodels.job.decoder import check_count
 from costmodels.job.model_spec import ModelSpec
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, MOMENT_BYTES, OPTIMIZERS
 from costmodels.job.parallel_config import DIMENSIONS, FurtherValues, Value
 from costmodels.job.sequences import Sequences, check_rows, pack_rows
+from costmodels.optimizers.contract import MOMENT_BYTES, Widths
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER, OPTIMIZERS
 from hardware.arrays import FloatArray, IntArray
 from hardware.io.errors import ConfigError, did_you_mean
 
@@ -31,9 +32,9 @@ class TrainingJob(FurtherValues):
         sequence_length: Tokens per sequence.
         global_batch_size: Sequences per optimizer step.
         precision: Type of the matrix products; weights and activations are 2 bytes wide (4 for fp32 and tf32).
-        optimizer: Name of the optimizer: adam keeps two fp32 moments and an fp32 copy of the weights, sgd one moment
-            and the copy.
+        optimizer: Name of the optimizer, one of `OPTIMIZERS`.
         recompute_modules: Modules that `selective` recomputation repeats, by Megatron-Core's names (RECOMPUTE_MODULES).
+        recompute_unit: Layers that `full` recomputation repeats together: the input of the first of them alone is kept.
         shared_master_weights: Whether the bf16 weights are the upper half of their fp32 copies, which then have no
             memory of their own (MindSpeed --reuse-fp32-param).
         sequences: Histogram of the lengths of sequences, and how they fill micro-batches; None where every sequence has
@@ -46,12 +47,13 @@ class TrainingJob(FurtherValues):
     precision: str = "bf16"
     optimizer: str = DEFAULT_OPTIMIZER
     recompute_modules: tuple[str, ...] = ("core_attn",)
+    recompute_unit: int = 1
     shared_master_weights: bool = False
     sequences: Sequences | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes and names that no runtime knows."""
-        for key in ("sequence_length", "global_batch_size"):
+        for key in ("sequence_length", "global_batch_size", "recompute_unit"):
             check_count(getattr(self, key), key=key)
         for key, known in (("precision", PRECISIONS), ("optimizer", tuple(OPTIMIZERS))):
             value = getattr(self, key)
@@ -141,9 +143,11 @@ class TrainingJob(FurtherValues):
         return 4 if self.is_single else 2
 
     @property
-    def optimizer_state_bytes(self) -> int:
-        """Size of the optimizer states per parameter, with fp32 master weights where weights are narrower [bytes].
+    def optimizer_state_bytes(self) -> float:
+        """Size of the optimizer states per parameter of a layer's matrices, with fp32 master weights [bytes].
 
-        Source: ZeRO (Rajbhandari et al. 2020), section 3.1: K = 12 for mixed-precision Adam.
+        Narrower weights have these. Source: ZeRO (Rajbhandari et al. 2020), section 3.1: K = 12 for mixed-precision
+        Adam.
         """
-        return MOMENT_BYTES * len(OPTIMIZERS[self.optimizer].moments) + (0 if self.is_single else 4)
+        widths = Widths(weight=0 if self.is_single else 4, first=MOMENT_BYTES, second=MOMENT_BYTES)
+        return widths.weight + OPTIMIZERS[self.optimizer].state_bytes("matrix", widths)

@@ -37,8 +37,10 @@ from costmodels.step.pipeline.schedules import chunk_of_layer, mtp_part
 from costmodels.step.pipeline.transfers import hop_collectives, transfer_collectives
 from costmodels.step.placement import Groups, local_parameters, place_replica
 from costmodels.step.replicas import ReplicaKind
+from costmodels.step.weights.kept_parts import KeptParts
 from costmodels.step.weights.offload import host_rates, optimizer_step_s
 from costmodels.step.weights.passes import accumulation_s
+from costmodels.step.weights.products import update_products_s
 from costmodels.step.weights.traffic import weight_collectives, weight_traffic
 from hardware.arrays import FloatArray
 from hardware.link import combine_links, detour
@@ -71,7 +73,7 @@ def price_operators(
 
 def _recompute_variants(config: ParallelConfig) -> dict[bool, ParallelConfig]:
     """Return the configuration as it is and, if some layers are recomputed in full, with full recomputation."""
-    full = {True: replace(config, recompute="full")} if any(config.assignment.recomputed) else {}
+    full = {True: replace(config, recompute="full")} if any(config.recomputed) else {}
     return {False: config} | full
 
 
@@ -85,7 +87,7 @@ def virtual_stages(
     # The embedding opens the first virtual stage, and the head closes the last one.
     model, num_virtual = job.model, config.pp * config.vpp
     virtual_of_layer = chunk_of_layer(model, runtime, config.pp, config.vpp, config.assignment.layers)
-    recomputed = config.assignment.recomputed or (0,) * num_virtual
+    recomputed = config.recomputed
     found: list[list[tuple[int, bool]]] = [[] for _ in range(num_virtual)]
     for virtual, piece in zip(virtual_of_layer.tolist(), model.piece_of_layer.tolist(), strict=True):
         found[virtual].append((piece, len(found[virtual]) < recomputed[virtual]))
@@ -260,6 +262,10 @@ class _Builder:
         parameters = (each.dense + each.expert)[:, 0]
         share = parameters / max(parameters.sum(), 1.0)
         rates = host_rates(self.cluster, self.cluster.devices[device])
+        kept = KeptParts.of(job, grid, whole, local)
+        products_s = update_products_s(
+            job, runtime, self.cluster.devices[device], grid, whole, groups, self.collective_time
+        )
         accumulation = float(accumulation_s(runtime, grid, local, bandwidth)[0, 0]) * share
         traffic = weight_traffic(job, runtime, grid, groups, local, self.collective_time)
         traffic = traffic.changed(self._planned_once_s(whole))
@@ -289,7 +295,7 @@ class _Builder:
             once_more=reduce(float(traffic.once_more[0, 0])),
             one_layer_s=float(traffic.one_layer[0, 0]),
             weight_share=_by_chunk(share, chunks),
-            optimizer_s=float(optimizer_step_s(job, runtime, grid, local, bandwidth, rates)[0, 0]),
+            optimizer_s=float(optimizer_step_s(job, runtime, grid, local, kept, bandwidth, rates, products_s)[0, 0]),
             **self._surroundings(kind, stage),
         )
         return replace(work, stretch=self._stretch(work, groups))

@@ -95,7 +95,8 @@ def _split_by_recomputation(
     """
     model = job.model
     assignment = grid.assignments[grid.assignment[0]]
-    layers = assign_layers(model, runtime, int(grid.pp[0]), int(grid.vpp[0]), assignment)
+    number = int(grid.recompute_layers[0])
+    layers = assign_layers(model, runtime, int(grid.pp[0]), int(grid.vpp[0]), assignment, recompute_layers=number)
     # Blocks of all stages together: the profile is that of a whole pipeline.
     blocks, again = (pieces.sum(axis=0) @ model.blocks_of_piece for pieces in (layers.held, layers.again))
     if not grid.has_recomputed:

@@ -419,12 +419,15 @@ def pipelines(setting: Setting, grid: ConfigGrid, has_device: NDArray[np.bool_] 
 
 def _layouts(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> tuple[list[StageLayers], IntArray]:
     """Return the distinct layouts of layers over stages, and the number of each configuration's layout [n]."""
-    # Layers depend on pp, vpp and the assignment alone: each combination is assigned once.
-    first, cut = distinct_rows([grid.pp, grid.vpp, grid.assignment])
+    # Layers depend on pp, vpp, the assignment and the recomputed layers alone: each combination is assigned once.
+    first, cut = distinct_rows([grid.pp, grid.vpp, grid.assignment, grid.recompute_layers])
     found = []
     for at in first.tolist():
         assignment = grid.assignments[grid.assignment[at]]
-        found.append(assign_layers(job.model, runtime, int(grid.pp[at]), int(grid.vpp[at]), assignment))
+        again = int(grid.recompute_layers[at])
+        found.append(
+            assign_layers(job.model, runtime, int(grid.pp[at]), int(grid.vpp[at]), assignment, recompute_layers=again)
+        )
     # Different combinations may give the stages the same layers: equal layouts get one number.
     numbers: dict[bytes, int] = {}
     keys = [np.stack([own.held, own.again]).tobytes() for own in found]

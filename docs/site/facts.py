@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from costmodels.job.facts import Fact, facts, shown
 
-_NEEDS = {"": "", "experts": "Needs experts.", "bf16": "Needs weights in bf16.", "offload": "Needs states on the host."}
+_NEEDS = {
+    "": "",
+    "experts": "Needs experts.",
+    "bf16": "Needs weights in bf16.",
+    "offload": "Needs states on the host.",
+    "muon": "Needs Muon.",
+}
 _PLACES = ("megatron", "mindspeed", "torchtitan", "deepspeed", "nanotron", "environment")
 
 

@@ -42,6 +42,7 @@ EXPORTED = {
         "sequence_parallel": True,
         "expert_tp": 0,
         "dp_shard": 0,
+        "recompute_layers": 0,
     }
     | {"assignment": "layers=20/12"},
     "job": {"model": "llama3-8b", "sequence_length": 4096, "global_batch_size": 64, "precision": "bf16"},

@@ -40,11 +40,18 @@ ROOMS: dict[str, set[str]] = {
     "costmodels": set(),
     "costmodels.traced": set(),
     "costmodels.blocks": set(),
-    "costmodels.job": {"costmodels.blocks"},
+    "costmodels.optimizers": set(),
+    "costmodels.job": {"costmodels.blocks", "costmodels.optimizers"},
     "costmodels.operators": {"costmodels.blocks", "costmodels.job"},
-    "costmodels.step": {"costmodels.blocks", "costmodels.job", "costmodels.operators"},
+    "costmodels.step": {"costmodels.blocks", "costmodels.optimizers", "costmodels.job", "costmodels.operators"},
     "costmodels.simulator": {"costmodels.blocks", "costmodels.job", "costmodels.operators", "costmodels.step"},
-    "costmodels.sharding": {"costmodels.blocks", "costmodels.job", "costmodels.operators", "costmodels.step"},
+    "costmodels.sharding": {
+        "costmodels.blocks",
+        "costmodels.optimizers",
+        "costmodels.job",
+        "costmodels.operators",
+        "costmodels.step",
+    },
     "costmodels.calibration": {"costmodels.blocks", "costmodels.job", "costmodels.operators", "costmodels.step"},
     "costmodels.surrogates": {
         *("costmodels.blocks", "costmodels.job", "costmodels.operators", "costmodels.step", "costmodels.calibration")

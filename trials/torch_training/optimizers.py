@@ -47,7 +47,12 @@ def optimizer_of(name: str, weights: Iterable[torch.nn.Parameter]) -> torch.opti
     """Return torch's optimizer of a name for some weights, with the same constants."""
     # a tied table is a weight of two modules, and is updated once
     parameters = list({id(weight): weight for weight in weights}.values())
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=FIRST_DECAY)
+    if name in ("sgd", "plain_sgd"):
+        return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=FIRST_DECAY if name == "sgd" else 0.0)
+    if name == "adagrad":
+        return torch.optim.Adagrad(parameters, lr=LEARNING_RATE)
+    if name == "rmsprop":
+        return torch.optim.RMSprop(parameters, lr=LEARNING_RATE)
+    assert name == "adam", f"check_trainable lets no other optimizer than these pass: {name}"
     betas = (FIRST_DECAY, SECOND_DECAY)
     return torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=betas, weight_decay=WEIGHT_DECAY)

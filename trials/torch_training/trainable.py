@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from costmodels.job.training_job import TrainingJob
 from hardware.io.errors import ConfigError
-from trials.training.plannable import check_sequences
+from trials.training.plannable import check_optimizer, check_sequences
 
 PRECISIONS = ("fp32", "bf16")
+OPTIMIZERS = ("adam", "sgd", "plain_sgd", "adagrad", "rmsprop")
+"""Optimizers that update any part of a weight by itself (optimizers.py)."""
 
 
 def check_trainable(job: TrainingJob) -> None:
     """Check that the trainer has all modules for a job.
 
     Raises:
-        ConfigError: The trainer lacks a part of the model, the job's precision, or its recomputation.
+        ConfigError: The trainer lacks a part of the model, the job's precision, its recomputation or its optimizer.
     """
     model = job.model.plain
     missing = {
@@ -47,4 +49,5 @@ def check_trainable(job: TrainingJob) -> None:
             value=list(job.recompute_modules),
             nearest="valid: core_attn",
         )
+    check_optimizer(job, OPTIMIZERS, backend="torch")
     check_sequences(job, backend="torch")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from costmodels.job.training_job import TrainingJob
 from hardware.io.errors import ConfigError
 
+PLANNED_OPTIMIZERS = ("adam", "sgd")
+"""Optimizers whose update is an operator that backends compute."""
+
 
 def check_plannable(job: TrainingJob, *, backend: str, nearest: str, precisions: tuple[str, ...] = ("fp32",)) -> None:
     """Check that the operators of a job's graph are among those that a backend computes.
@@ -36,7 +39,23 @@ def check_plannable(job: TrainingJob, *, backend: str, nearest: str, precisions:
             value=job.precision,
             nearest=f"valid: {', '.join(precisions)}",
         )
+    check_optimizer(job, PLANNED_OPTIMIZERS, backend=backend)
     check_sequences(job, backend=backend)
+
+
+def check_optimizer(job: TrainingJob, known: tuple[str, ...], *, backend: str) -> None:
+    """Check that a backend has the job's optimizer.
+
+    Raises:
+        ConfigError: It has others only.
+    """
+    if job.optimizer not in known:
+        raise ConfigError(
+            f"is not an optimizer that the {backend} backend has",
+            key="job.optimizer",
+            value=job.optimizer,
+            nearest=f"valid: {', '.join(known)}",
+        )
 
 
 def check_sequences(job: TrainingJob, *, backend: str) -> None:

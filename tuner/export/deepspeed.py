@@ -27,6 +27,7 @@ from tuner.export.parts import (
     describe_uneven_work,
     layers_of_parts,
     num_micro_batches,
+    set_optimizer,
     with_facts_as_keys,
     without_experts,
 )
@@ -62,6 +63,8 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
             "stage": config.zero_stage,
             "overlap_comm": setting.runtime.overlaps_gradients,
             **offload_section(config),
+            # ZeRO 3 gives Muon whole gradients only without it (stage3.py)
+            **({"reduce_scatter": False} if config.zero_stage == 3 and job.optimizer == "muon" else {}),
         },
     }
     if job.precision in ("bf16", "fp8", "nvfp4"):
@@ -69,7 +72,7 @@ def export_deepspeed(setting: Setting, config: ParallelConfig) -> Export:
     if job.precision == "fp16":
         content["fp16"] = {"enabled": True}
     if config.pp > 1 and config.recompute == "full":
-        content["pipeline"] = {"activation_checkpoint_interval": 1}
+        content["pipeline"] = {"activation_checkpoint_interval": job.recompute_unit}
     content |= _model_parallel(setting, config)
     notes += with_facts_as_keys(content, setting, "deepspeed")
     content["comments"] = [str(config), f"Versions: {VERSIONS}", *notes]
@@ -153,6 +156,7 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
     if config.ep > 1:
         notes += _expert_notes(setting, config)
     notes += zero_notes(config)
+    notes += set_optimizer("deepspeed", "DeepSpeed", job, "set optimizer.type of the file to {name}")
     if config.recompute == "full" and config.pp == 1:
         notes.append("recompute: call model.gradient_checkpointing_enable() in the training script")
     if config.recompute == "selective":

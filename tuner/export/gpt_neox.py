@@ -14,7 +14,6 @@ from typing import Any
 
 import yaml
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.deepspeed import offload_section, zero_notes
@@ -24,6 +23,7 @@ from tuner.export.parts import (
     describe_uneven_work,
     format_comments,
     num_micro_batches,
+    set_optimizer,
     with_facts_as_keys,
     without_experts,
 )
@@ -49,7 +49,7 @@ def export_gpt_neox(setting: Setting, config: ParallelConfig) -> Export:
         "gradient_accumulation_steps": num_micro_batches(setting, config),
         "zero_optimization": {"stage": config.zero_stage, **offload_section(config)},
         "checkpoint_activations": config.recompute == "full",
-        "checkpoint_num_layers": 1,
+        "checkpoint_num_layers": job.recompute_unit,
     }
     if has_experts:
         content["moe_expert_parallel_size"] = config.ep
@@ -92,6 +92,5 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
         notes.append("recompute: GPT-NeoX recomputes whole layers or nothing; selective is exported as none")
     if job.precision in ("fp8", "nvfp4", "tf32"):
         notes.append(f"precision: no key here enables {job.precision}; set those of Transformer Engine (te_*)")
-    if job.optimizer != DEFAULT_OPTIMIZER:
-        notes.append(f"optimizer: set optimizer.type of the file to {job.optimizer}")
+    notes += set_optimizer("gpt-neox", "GPT-NeoX", job, "set optimizer.type of the file to {name}")
     return notes

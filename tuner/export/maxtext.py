@@ -17,6 +17,7 @@ from fractions import Fraction
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER
 from tuner.export.exporter import Export
 from tuner.export.parts import (
     Part,
@@ -24,7 +25,9 @@ from tuner.export.parts import (
     describe_uneven_work,
     export_flags,
     num_micro_batches,
+    optimizer_in,
     without_experts,
+    without_optimizer,
 )
 from tuner.export.sequences import script_notes
 
@@ -49,6 +52,7 @@ def export_maxtext(setting: Setting, config: ParallelConfig) -> Export:
             _batch(setting, config),
             _pipeline(setting, config),
             _recompute(config),
+            _optimizer(setting),
             describe_uneven_work(
                 setting, config, framework="MaxText", recomputed="has one remat_policy for all layers"
             ),
@@ -131,6 +135,15 @@ def _pipeline(setting: Setting, config: ParallelConfig) -> Part:
     if rest or config.assignment.layers:
         return Part(flags=flags, notes=("pp: MaxText's stages have equal layers; the study's have not",))
     return Part(flags=flags)
+
+
+def _optimizer(setting: Setting) -> Part:
+    """Return the optimizer where it is not MaxText's default."""
+    job = setting.job
+    if job.optimizer == DEFAULT_OPTIMIZER:
+        return Part()
+    name = optimizer_in("maxtext", job)
+    return Part(flags=(f"opt_type={name}",)) if name else Part(notes=(without_optimizer("maxtext", "MaxText", job),))
 
 
 def _recompute(config: ParallelConfig) -> Part:

@@ -9,16 +9,15 @@ flags that sharded gradients and weights require).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from costmodels.job.fact_words import written_words
 from costmodels.job.facts import FactValue
-from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import FSDP2_STAGE, RuntimeProfile
 from costmodels.job.setting import Setting
+from costmodels.job.training_job import TrainingJob
+from costmodels.optimizers.registry import OPTIMIZERS
 from costmodels.step.pipeline.schedules import mtp_part, of_round
 from tuner.export.exporter import Export
 from tuner.export.megatron_flags import FSDP2, KEEPS_WEIGHTS, MTP, OF_ROUND
@@ -32,8 +31,10 @@ from tuner.export.parts import (
     export_flags,
     layers_of_parts,
     num_micro_batches,
+    optimizer_in,
     stated_facts,
     without_experts,
+    without_optimizer,
 )
 from tuner.export.sequences import megatron_sequences
 
@@ -43,7 +44,7 @@ ARRAY = "PARALLEL_ARGS"
 VERSIONS = "Megatron-LM of megatron-core 0.16 to 0.19; checked with 0.16.1 and 0.19.2"
 """Versions of the framework that take the flags."""
 
-NAMED = ("recompute", "offload", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard")
+NAMED = ("recompute", "offload", "zero_stage", "sequence_parallel", "expert_tp", "dp_shard", "recompute_layers")
 """Further dimensions that the flags express."""
 
 BLOCK = (
@@ -51,13 +52,6 @@ BLOCK = (
     "needs no more memory than the plan, but takes longer"
 )
 """Advice for configurations whose stages recompute different numbers of layers."""
-
-RECOMPUTE_FLAGS: Mapping[str, tuple[str, ...]] = {
-    "none": (),
-    "selective": ("--recompute-granularity selective",),
-    "full": ("--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"),
-}
-"""Flags of each kind of recomputation, without the modules of a selective one."""
 
 _WITH_BF16 = ("bf16", "fp8", "nvfp4")
 """Precisions that need --bf16; fp8 and nvfp4 add a narrower format for matrix products."""
@@ -82,7 +76,7 @@ def megatron_parts(setting: Setting, config: ParallelConfig) -> list[Part]:
     return [
         tensor(setting, config),
         _pipeline(setting, config),
-        describe_uneven_work(setting, config, framework="Megatron-LM", recomputed=BLOCK),
+        describe_uneven_work(setting, config, framework="Megatron-LM", recomputed=block_note(setting, config)),
         _context(setting, config),
         experts(setting, config),
         batch(setting, config),
@@ -104,9 +98,10 @@ def head_comments(config: ParallelConfig) -> tuple[str, str]:
 
 
 def _sharded_stage(setting: Setting, config: ParallelConfig) -> int:
-    """Return the ZeRO stage that Megatron-LM can run. Its distributed optimizer supports Adam only, FSDP2 more."""
-    can_shard = setting.runtime.torch_fsdp2 or "megatron" in OPTIMIZERS[setting.job.optimizer].sharded_by
-    return config.zero_stage if can_shard else 0
+    """Return the ZeRO stage that Megatron-LM can run with the job's optimizer; FSDP2 shards all."""
+    if setting.runtime.torch_fsdp2:
+        return config.zero_stage
+    return OPTIMIZERS[setting.job.optimizer].sharded_stage("megatron", config.zero_stage)
 
 
 def environment(config: ParallelConfig, *, sharded: bool) -> Environment:
@@ -290,7 +285,10 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
             *(("--outer-dp-sharding-strategy no_shard",) if copies > 1 else ()),
         ]
     flags += overlap_flags(runtime, config, is_sharded=stage > 0)
-    note = f"zero_stage: Megatron-LM can shard the optimizer states of Adam only, not of {setting.job.optimizer}"
+    note = (
+        f"zero_stage: Megatron-LM can shard the states of {setting.job.optimizer} up to stage {stage} only, which is "
+        "exported"
+    )
     return Part(flags=tuple(flags), notes=(note,) if stage < config.zero_stage else ())
 
 
@@ -316,7 +314,7 @@ def _offload(setting: Setting, config: ParallelConfig) -> Part:
     """Return the flags that keep the optimizer's states on the host, which the distributed optimizer alone can."""
     if config.offload == "none":
         return Part()
-    if _sharded_stage(setting, config) != 1:
+    if _sharded_stage(setting, config) != 1 or "megatron" not in OPTIMIZERS[setting.job.optimizer].offloaded_by:
         note = "offload: Megatron-LM offloads with the distributed optimizer only (ZeRO 1, Adam); nothing is exported"
         return Part(notes=(note,))
     return Part(
@@ -330,10 +328,42 @@ def _offload(setting: Setting, config: ParallelConfig) -> Part:
     )
 
 
+def block_layers(setting: Setting, config: ParallelConfig) -> int:
+    """Return the number of layers that the method `block` recomputes of each virtual stage; 0 if it says another thing.
+
+    Stages with fewer layers recompute all of theirs; other parts of the layers must not be recomputed.
+    """
+    most = max(config.recomputed)
+    held = layers_of_parts(setting, config)
+    is_equal = all(again == min(most, number) for again, number in zip(config.recomputed, held, strict=True))
+    return most if config.recompute == "none" and (is_equal or config.recompute_layers) else 0
+
+
+def block_note(setting: Setting, config: ParallelConfig) -> str:
+    """Return the clause on stages that recompute unlike numbers of layers; empty if the flags say what they do."""
+    return "" if block_layers(setting, config) else BLOCK
+
+
 def _recompute(setting: Setting, config: ParallelConfig) -> Part:
+    if number := block_layers(setting, config):
+        return Part(
+            flags=("--recompute-granularity full", "--recompute-method block", f"--recompute-num-layers {number}")
+        )
     modules = " ".join(setting.job.recompute_modules)
     named = (f"--recompute-modules {modules}",) if config.recompute == "selective" else ()
-    return Part(flags=(*RECOMPUTE_FLAGS[config.recompute], *named))
+    return Part(flags=(*recompute_flags(setting, config), *named))
+
+
+def recompute_flags(setting: Setting, config: ParallelConfig) -> tuple[str, ...]:
+    """Return the flags of a kind of recomputation, without the modules of a selective one."""
+    return {
+        "none": (),
+        "selective": ("--recompute-granularity selective",),
+        "full": (
+            *("--recompute-granularity full", "--recompute-method uniform"),
+            f"--recompute-num-layers {setting.job.recompute_unit}",
+        ),
+    }[config.recompute]
 
 
 def _precision(setting: Setting, _: ParallelConfig) -> Part:
@@ -348,7 +378,20 @@ def _precision(setting: Setting, _: ParallelConfig) -> Part:
         "fp32": (),
     }
     note = "precision: Megatron-LM has no flag for tf32; set torch.backends.cuda.matmul.allow_tf32"
+    optimizer = optimizer_part(job)
     return Part(
-        flags=(*numerics[job.precision], f"--optimizer {OPTIMIZERS[job.optimizer].spellings['megatron'][0]}"),
-        notes=(note,) if job.precision == "tf32" else (),
+        flags=(*numerics[job.precision], *optimizer.flags),
+        notes=(*optimizer.notes, *((note,) if job.precision == "tf32" else ())),
+    )
+
+
+def optimizer_part(job: TrainingJob) -> Part:
+    """Return the flags that choose the optimizer. SGD has a momentum unless it is told to have none."""
+    if job.optimizer == "plain_sgd":
+        return Part(flags=("--optimizer sgd", "--sgd-momentum 0"))
+    name = optimizer_in("megatron", job)
+    return (
+        Part(flags=(f"--optimizer {name}",))
+        if name
+        else Part(notes=(without_optimizer("megatron", "Megatron-LM", job),))
     )

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.training_job import RECOMPUTE_MODULES
+from costmodels.optimizers.registry import OPTIMIZERS
 from tuner.export.flag_table import Flag, FlagValue
 
 TP, PP, CP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"
@@ -128,9 +128,13 @@ FLAGS: Mapping[str, MegatronFlag] = {
     "--bf16": MegatronFlag(declared=_SWITCH, exports="both"),
     "--fp16": MegatronFlag(declared=_SWITCH, exports="both"),
     "--optimizer": MegatronFlag(
-        declared=Flag(kind="word", choices=tuple(one.spellings["megatron"][0] for one in OPTIMIZERS.values())),
+        declared=Flag(
+            kind="word",
+            choices=tuple(names[0] for one in OPTIMIZERS.values() if (names := one.spellings.get("megatron"))),
+        ),
         exports="both",
     ),
+    "--sgd-momentum": MegatronFlag(exports="both"),
     "--sft": MegatronFlag(declared=_SWITCH, exports="megatron"),
     "--outer-dp-sharding-strategy": MegatronFlag(
         declared=Flag(kind="word", choices=("no_shard", "optim")), exports="megatron"

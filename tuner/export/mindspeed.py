@@ -9,20 +9,22 @@ features_manager/pipeline_parallel/noop_layers.py (layer numbers begin at 0; --n
 
 from __future__ import annotations
 
-from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
+from costmodels.optimizers.registry import OPTIMIZERS
 from tuner.export.exporter import Export
 from tuner.export.megatron import (
     ARRAY,
-    BLOCK,
-    RECOMPUTE_FLAGS,
     batch,
+    block_layers,
+    block_note,
     environment,
     experts,
     head_comments,
     megatron_facts,
+    optimizer_part,
     overlap_flags,
+    recompute_flags,
     tensor,
 )
 from tuner.export.parts import Part, closing_notes, describe_uneven_work, export_flags, layers_of_parts
@@ -31,7 +33,7 @@ from tuner.export.sequences import mindspeed_sequences
 VERSIONS = "MindSpeed-LLM with --use-mcore-models; its common flags are checked with megatron-core 0.19.2"
 """Versions of the framework that take the flags."""
 
-NAMED = ("recompute", "zero_stage", "sequence_parallel", "expert_tp")
+NAMED = ("recompute", "zero_stage", "sequence_parallel", "expert_tp", "recompute_layers")
 """Further dimensions that the flags express."""
 
 
@@ -40,7 +42,7 @@ def export_mindspeed(setting: Setting, config: ParallelConfig) -> Export:
     parts = [
         tensor(setting, config),
         _pipeline(setting, config),
-        describe_uneven_work(setting, config, framework="MindSpeed-LLM", recomputed=BLOCK),
+        describe_uneven_work(setting, config, framework="MindSpeed-LLM", recomputed=block_note(setting, config)),
         _context(setting, config),
         experts(setting, config),
         batch(setting, config),
@@ -109,7 +111,7 @@ def _context(setting: Setting, config: ParallelConfig) -> Part:
 def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
     """Return the flags of data parallelism. The distributed optimizer (ZeRO 1) is the only sharding available."""
     job = setting.job
-    stage = min(config.zero_stage, 1) if "mindspeed" in OPTIMIZERS[job.optimizer].sharded_by else 0
+    stage = OPTIMIZERS[job.optimizer].sharded_stage("mindspeed", config.zero_stage)
     flags = ["--use-distributed-optimizer"] if stage else []
     flags += overlap_flags(setting.runtime, config, is_sharded=stage > 0)
     why = "shards the optimizer states only" if stage else f"cannot shard the states of {job.optimizer}"
@@ -120,20 +122,25 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
 def _recompute(setting: Setting, config: ParallelConfig) -> Part:
     modules = setting.job.recompute_modules
     note = f"recompute: selective recomputation in MindSpeed-LLM covers the core attention, not {', '.join(modules)}"
+    if number := block_layers(setting, config):
+        return Part(
+            flags=("--recompute-granularity full", "--recompute-method block", f"--recompute-num-layers {number}")
+        )
     other = config.recompute == "selective" and modules != ("core_attn",)
-    return Part(flags=RECOMPUTE_FLAGS[config.recompute], notes=(note,) if other else ())
+    return Part(flags=recompute_flags(setting, config), notes=(note,) if other else ())
 
 
 def _precision(setting: Setting) -> Part:
     """Return the flags for the number format and the optimizer."""
     job = setting.job
     numerics = {"bf16": ("--bf16",), "fp16": ("--fp16",), "fp8": ("--bf16",), "nvfp4": ("--bf16",)}
+    optimizer = optimizer_part(job)
     note = f"precision: the export has no flag that enables {job.precision} in MindSpeed-LLM"
     return Part(
         flags=(
             *numerics.get(job.precision, ()),
-            f"--optimizer {OPTIMIZERS[job.optimizer].spellings['megatron'][0]}",
+            *optimizer.flags,
             *(["--reuse-fp32-param"] if job.shared_master_weights else []),
         ),
-        notes=() if job.precision in ("bf16", "fp16", "fp32") else (note,),
+        notes=(*optimizer.notes, *(() if job.precision in ("bf16", "fp16", "fp32") else (note,))),
     )

@@ -14,7 +14,6 @@ from typing import Any
 
 import yaml
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
@@ -23,6 +22,7 @@ from tuner.export.parts import (
     describe_uneven_work,
     format_comments,
     num_micro_batches,
+    set_optimizer,
     with_facts_as_keys,
     without_experts,
 )
@@ -113,6 +113,5 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
         )
     if job.precision not in ("bf16", "fp32"):
         notes.append(f"precision: nanotron does not support {job.precision}; set model.dtype to another format")
-    if job.optimizer != DEFAULT_OPTIMIZER:
-        notes.append(f"optimizer: set optimizer.optimizer_factory of the file to {job.optimizer}")
+    notes += set_optimizer("nanotron", "nanotron", job, "set optimizer.optimizer_factory.name of the file to {name}")
     return notes

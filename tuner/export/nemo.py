@@ -12,7 +12,6 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from hardware.launched_hosts import launched
@@ -20,7 +19,7 @@ from tuner.export.exporter import Export
 from tuner.export.flag_table import FlagValue, Values, read_flags
 from tuner.export.megatron import NAMED, megatron_parts
 from tuner.export.megatron_flags import FLAGS, MEGATRON_FLAGS, names_in
-from tuner.export.parts import closing_notes, format_comments, stated_facts
+from tuner.export.parts import closing_notes, format_comments, set_optimizer, stated_facts
 from tuner.export.sequences import order_notes
 
 VERSIONS = "NeMo 2; checked with nemo_toolkit 2.7.3 and megatron-core 0.19.2"
@@ -126,6 +125,5 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
         notes.append("sharding: MegatronStrategy runs no FSDP2 of PyTorch; nothing is sharded")
     if job.precision != "bf16":
         notes.append(f"precision: recipes use bf16_mixed(); set recipe.trainer.plugins for {job.precision} yourself")
-    if job.optimizer != DEFAULT_OPTIMIZER:
-        notes.append(f"optimizer: recipes use Adam; set recipe.optim for {job.optimizer} yourself")
+    notes += set_optimizer("megatron", "Megatron", job, "recipes use Adam; set recipe.optim for {name} yourself")
     return notes

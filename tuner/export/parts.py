@@ -12,7 +12,9 @@ from costmodels.job.fact_words import has_words, written_words
 from costmodels.job.facts import Told, shown
 from costmodels.job.parallel_config import DIMENSIONS, ParallelConfig
 from costmodels.job.setting import Setting
+from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import numbers_in_words
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER, OPTIMIZERS, optimizers_of
 from costmodels.step.pipeline.schedules import assign_layers
 from hardware.io.config_file import parse_yaml
 from hardware.launched_hosts import launched, launched_numbers
@@ -35,6 +37,25 @@ def num_micro_batches(setting: Setting, config: ParallelConfig) -> int:
 def without_experts(config: ParallelConfig) -> str:
     """Return the note on expert parallelism of a model without experts."""
     return f"ep: {config.ep} has no effect, because the model has no experts"
+
+
+def optimizer_in(framework: str, job: TrainingJob) -> str | None:
+    """Return a framework's name of the job's optimizer; None if it has none."""
+    return next(iter(OPTIMIZERS[job.optimizer].spellings.get(framework, ())), None)
+
+
+def without_optimizer(framework: str, title: str, job: TrainingJob) -> str:
+    """Return the note on an optimizer that a framework lacks."""
+    offered = ", ".join(dict.fromkeys(optimizers_of(framework).values()))
+    return f"optimizer: {title} has no {job.optimizer}; it offers {offered}"
+
+
+def set_optimizer(framework: str, title: str, job: TrainingJob, how: str) -> list[str]:
+    """Return the note on an optimizer that is not the framework's default; `how` says where {name} is set."""
+    if job.optimizer == DEFAULT_OPTIMIZER:
+        return []
+    name = optimizer_in(framework, job)
+    return [f"optimizer: {how.format(name=name)}" if name else without_optimizer(framework, title, job)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +190,7 @@ def describe_uneven_work(setting: Setting, config: ParallelConfig, *, framework:
     """Return notes about uneven work that no flag can express.
 
     The clause `recomputed` is about stages that recompute different numbers of layers; `{most}` stands for the largest.
+    It is empty where flags say what the stages do.
     """
     work, cluster = config.assignment, setting.cluster
     notes = []
@@ -181,7 +203,7 @@ def describe_uneven_work(setting: Setting, config: ParallelConfig, *, framework:
         launch = f"launch on {nodes}, without the other {idle}; " if idle else ""
         listed = f"{numbers_in_words(hosts)} ({', then '.join(order)})"
         notes.append(f"hosts: {launch}assign node ranks in the order {listed}")
-    if work.recomputed:
+    if work.recomputed and recomputed:
         notes.append(f"recomputed: {framework} {recomputed.format(most=max(work.recomputed))}")
     if work.micro_batches:
         notes.append(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.export.exporter import Export
@@ -23,6 +22,7 @@ from tuner.export.parts import (
     export_flags,
     layers_of_parts,
     num_micro_batches,
+    set_optimizer,
     stated_facts,
     without_experts,
 )
@@ -145,8 +145,8 @@ def _data_parallel(setting: Setting, config: ParallelConfig) -> Part:
         )
     if not stage and config.cp * config.up > 1:
         notes.append("zero_stage: torchtitan always shards weights over the context parallel ranks")
-    if setting.job.optimizer != DEFAULT_OPTIMIZER:
-        notes.append(f"optimizer: no flag changes AdamW to {setting.job.optimizer}; change it in the recipe")
+    how = "no flag changes AdamW to {name}; change optimizer.param_groups in the recipe"
+    notes += set_optimizer("torchtitan", "torchtitan", setting.job, how)
     return Part(flags=tuple(flags), notes=tuple(notes))
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from hardware.io.errors import ConfigError
 from tuner.imports.facts import facts_in_keys
 from tuner.imports.imported import Doubt, Imported, Unread
 from tuner.imports.keys import Keys, json_mapping
+from tuner.imports.optimizer_names import read_optimizer
 
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _ASKED = {
@@ -54,12 +54,10 @@ def import_deepspeed(text: str) -> Imported:
         degrees["mbs"] = mbs
     else:
         open_keys["mbs"] = "train_micro_batch_size_per_gpu is missing or auto"
-    name = keys.text("optimizer.type", default=DEFAULT_OPTIMIZER).lower()
-    optimizers = optimizers_of("deepspeed")
-    if name not in optimizers:
-        doubts.append(
-            Doubt(flag="optimizer.type", why=f"{name} is not modelled; ignored, it counts as {DEFAULT_OPTIMIZER}")
-        )
+    momentum = keys.value("optimizer.params.momentum")
+    optimizer, why = read_optimizer("deepspeed", keys.text("optimizer.type"), has_momentum=bool(momentum))
+    if why:
+        open_keys["optimizer"] = f"optimizer.type: {why}"
     offload, left = _offload(keys)
     unread += left
     job: dict[str, Any] = {
@@ -68,7 +66,7 @@ def import_deepspeed(text: str) -> Imported:
         else "fp16"
         if keys.value("fp16.enabled") is True
         else "fp32",
-        "optimizer": optimizers.get(name, DEFAULT_OPTIMIZER),
+        **({} if why else {"optimizer": optimizer}),
         "zero_stage": keys.count("zero_optimization.stage", default=0, minimum=0),
     }
     if offload != "none":

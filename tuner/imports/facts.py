@@ -9,6 +9,7 @@ from costmodels.job.fact_words import all_names, flat, names_of, read_facts
 from costmodels.job.facts import FactValue, facts
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tuner.imports.flags import Flags
 from tuner.imports.imported import Unread
 
@@ -65,6 +66,7 @@ def facts_beyond(
         "experts": model.is_moe,
         "bf16": job.get("precision", "bf16") in _MANY_BITS,
         "offload": job.get("offload", "none") != "none",
+        "muon": OPTIMIZERS[job.get("optimizer", DEFAULT_OPTIMIZER)].needs_matrices,
     }
     return {
         name: told[name]

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from costmodels.job.runtime import UNKNOWN
 from hardware.io.config_file import parse_yaml
 from hardware.io.errors import ConfigError
 from tuner.imports.facts import facts_in_keys
 from tuner.imports.imported import Doubt, Imported, Unread
 from tuner.imports.keys import Keys
+from tuner.imports.optimizer_names import read_optimizer
 from tuner.imports.tokenizer_files import rows_of_files
 from tuner.imports.vocabulary import named_by
 
@@ -206,10 +206,11 @@ def _job(keys: Keys, open_keys: dict[str, str], unread: list[Unread]) -> dict[st
 
     A file without the keys of training is one of several, so that their defaults do not hold: they are asked for.
     """
-    optimizer = keys.text("optimizer.type", "optimizer_type", default=DEFAULT_OPTIMIZER).lower()
-    known = optimizers_of("gpt-neox")
-    if optimizer not in known:
-        unread.append(Unread(what="optimizer.type", why=f"{optimizer} is not modelled; read as {DEFAULT_OPTIMIZER}"))
+    momentum = keys.value("optimizer.params.momentum")
+    named = keys.text("optimizer.type", "optimizer_type")
+    optimizer, why = read_optimizer("gpt-neox", named, has_momentum=bool(momentum))
+    if why:
+        open_keys["optimizer"] = f"optimizer.type: {why}"
     trains = "mbs" not in open_keys or keys.value("train_batch_size") is not None
     stage = keys.count("zero_optimization.stage", "zero_stage", default=0 if trains else None, minimum=0)
     recompute = keys.value("checkpoint_activations")
@@ -217,18 +218,16 @@ def _job(keys: Keys, open_keys: dict[str, str], unread: list[Unread]) -> dict[st
         open_keys["recompute"] = "checkpoint_activations is not there"
     if stage is None:
         open_keys["zero_stage"] = "zero_optimization is not there"
-    if (keys.count("checkpoint_num_layers", default=1) or 1) > 1 and recompute is True:
-        unread.append(
-            Unread(what="checkpoint_num_layers", why="Meshtune assumes that the input of every layer is kept")
-        )
+    unit = keys.number("checkpoint_num_layers", default=1)
     precision = _precision(keys)
     if precision == "fp32" and not trains:
         unread.append(Unread(what="precision", why="neither fp16 nor precision is there; read as fp32"))
     job = {
         "sequence_length": keys.count("seq_length"),
         "precision": precision,
-        "optimizer": known.get(optimizer, DEFAULT_OPTIMIZER),
+        "optimizer": None if why else optimizer,
         "recompute": None if "recompute" in open_keys else "full" if keys.flag("checkpoint_activations") else "none",
+        "recompute_unit": unit if recompute is True and unit > 1 else None,
         "zero_stage": stage,
         "sequence_parallel": keys.flag("sequence_parallel") or None,
     }

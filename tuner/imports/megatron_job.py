@@ -10,11 +10,11 @@ import re
 from itertools import chain, takewhile
 from typing import Any
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from costmodels.job.training_job import RECOMPUTE_MODULES
 from tuner.imports.flags import Flags
 from tuner.imports.megatron_hidden import Found
 from tuner.imports.megatron_model import has_experts
+from tuner.imports.optimizer_names import read_optimizer
 
 _OF_RECOMPUTE = (
     "--recompute-granularity",
@@ -46,7 +46,7 @@ def job_of(found: Found, beside: str) -> dict[str, Any]:
         "sequence_length": found.number("sequence_length", *lengths),
         "global_batch_size": found.number("global_batch_size", "--global-batch-size"),
         "precision": _precision(found, beside),
-        "optimizer": flags.one_of("--optimizer", optimizers_of("megatron"), DEFAULT_OPTIMIZER, key=""),
+        "optimizer": _optimizer(found),
         **_recompute(found),
         "zero_stage": _zero_stage(found, beside),
     }
@@ -62,6 +62,25 @@ def job_of(found: Found, beside: str) -> dict[str, Any]:
             expert_tp = 1
         job["expert_tp"] = None if expert_tp == tp else expert_tp
     return {key: value for key, value in job.items() if value is not None}
+
+
+def _optimizer(found: Found) -> str | None:
+    """Return the optimizer; Adam without a flag. SGD keeps no momentum with --sgd-momentum 0."""
+    flags, name = found.flags, "--optimizer"
+    if flags.has(name) and flags.text(name) is None:
+        found.leave_open(name, "optimizer")
+        return None
+    momentum = flags.text("--sgd-momentum")
+    is_zero = momentum is not None and re.fullmatch(r"0*\.?0*", momentum) is not None
+    optimizer, why = read_optimizer("megatron", flags.text(name) or "", has_momentum=not is_zero)
+    if why:
+        found.open["optimizer"] = f"{flags.place(name)}: {why}"
+        return None
+    if optimizer in ("muon", "adaptive_muon") and flags.text("--muon-scalar-optimizer") == "lion":
+        flags.leave(
+            "--muon-scalar-optimizer", "Meshtune assumes that Adam updates what is no matrix, with one state more"
+        )
+    return optimizer
 
 
 def _has_whole_experts(flags: Flags) -> bool:
@@ -127,27 +146,38 @@ def _recompute(found: Found) -> dict[str, Any]:
             "recomputes nothing without --checkpoint-activations or --recompute-granularity; read as none",
         )
     method = "--activations-checkpoint-method" if whole else "--recompute-method"
-    if granularity == "full" and flags.text(method) == "block" and (kept := _kept_layers(flags)):
-        why = f"recomputes only some layers of a stage ({kept}), and a study all or none"
-        flags.doubt(method, why, "recompute")
+    if granularity == "full" and flags.text(method) == "block":
+        number, held = _recomputed_layers(flags)
+        if number is None:
+            flags.doubt(method, "recomputes only some layers of a stage: how many, is not known", "recompute")
+        elif held is None or number < held:
+            return {"recompute": "none", "recompute_layers": number}
     if flags.has("--moe-layer-recompute") and granularity == "none":
         granularity = "selective"
-    return {"recompute": granularity, **(_modules(flags) if granularity == "selective" else {})}
+    number = flags.count("--recompute-num-layers", "--activations-checkpoint-num-layers", "--checkpoint-num-layers")
+    is_unit = granularity == "full" and flags.text(method) == "uniform" and number is not None and number > 1
+    unit = {"recompute_unit": number} if is_unit else {}
+    return {"recompute": granularity, **unit, **(_modules(flags) if granularity == "selective" else {})}
 
 
-def _kept_layers(flags: Flags) -> str:
-    """Return how many layers of a stage the method `block` recomputes; an empty text if it is all of them.
+def _recomputed_layers(flags: Flags) -> tuple[int | None, int | None]:
+    """Return how many layers of a virtual stage the method `block` recomputes, and how many it has; None if not known.
 
-    The number counts for each virtual stage, and for each stage with MindSpeed's --enable-recompute-layers-per-pp-rank.
+    With MindSpeed's --enable-recompute-layers-per-pp-rank the number is that of a stage, and may be no multiple of its
+    chunks.
     """
     layers, pp = flags.count("--num-layers"), flags.count("--pipeline-model-parallel-size") or 1
     number = flags.count("--recompute-num-layers", "--activations-checkpoint-num-layers", minimum=0)
     if layers is None or number is None:
-        return "how many, is not known"
-    held = -(-layers // pp)
-    if not flags.has("--enable-recompute-layers-per-pp-rank"):
-        held = min(held, flags.count("--num-layers-per-virtual-pipeline-stage") or held)
-    return "" if number >= held else f"{number} of {held}"
+        return number, None
+    of_stage = -(-layers // pp)
+    held = min(of_stage, flags.count("--num-layers-per-virtual-pipeline-stage") or of_stage)
+    if chunks := flags.count("--num-virtual-stages-per-pipeline-rank"):
+        held = -(-of_stage // chunks)
+    if flags.has("--enable-recompute-layers-per-pp-rank"):
+        chunks = -(-of_stage // held)
+        return (number // chunks if number % chunks == 0 or number >= of_stage else None), held
+    return number, held
 
 
 def _modules(flags: Flags) -> dict[str, list[str]]:

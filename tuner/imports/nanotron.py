@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from costmodels.job.hugging_face.reader import model_from_hugging_face
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from hardware.io.config_file import parse_yaml
 from hardware.io.errors import ConfigError
 from tuner.imports.facts import facts_in_keys
 from tuner.imports.imported import Imported, Unread
 from tuner.imports.keys import Keys
+from tuner.imports.optimizer_names import read_optimizer
 
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8": "fp8"}
 _SIZES = (
@@ -60,15 +60,13 @@ def import_nanotron(text: str) -> Imported:
     if engine != "1f1b" and degrees["pp"] > 1:
         unread.append(Unread(what="parallelism.pp_engine", why=f"{engine} is not modelled; read as 1f1b"))
     precision = keys.text("model.dtype", default="bfloat16").rpartition(".")[2]
-    optimizer = keys.text("optimizer.optimizer_factory.name", default=DEFAULT_OPTIMIZER).lower()
-    known = optimizers_of("nanotron")
-    if optimizer not in known:
-        why = f"{optimizer} is not modelled; read as {DEFAULT_OPTIMIZER}"
-        unread.append(Unread(what="optimizer.optimizer_factory.name", why=why))
+    optimizer, why = read_optimizer("nanotron", keys.text("optimizer.optimizer_factory.name"))
+    if why:
+        open_keys["optimizer"] = f"optimizer.optimizer_factory.name: {why}"
     job: dict[str, Any] = {
         "sequence_length": keys.count("tokens.sequence_length"),
         "precision": _PRECISIONS.get(precision, "bf16"),
-        "optimizer": known.get(optimizer, DEFAULT_OPTIMIZER),
+        "optimizer": None if why else optimizer,
         "recompute": "full" if keys.flag("parallelism.recompute_layer") else "none",
         "zero_stage": keys.count("optimizer.zero_stage", default=0, minimum=0),
         **({"sequence_parallel": mode == "REDUCE_SCATTER"} if tp > 1 else {}),

@@ -70,7 +70,22 @@ def _values(functions: Mapping[str, ast.FunctionDef], name: str, depth: int) -> 
             own = node.targets[0].id if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) else own
             for keyword in value.keywords:
                 found = _with(found, keyword.arg or "", keyword.value, local)
+                if keyword.arg == "optimizer":
+                    found |= _optimizer(keyword.value, functions)
     return found
+
+
+def _optimizer(value: ast.expr, functions: Mapping[str, ast.FunctionDef]) -> dict[str, str]:
+    """Return the optimizer that groups of parameters name, that of matrices if another has the rest."""
+    made = _class_of(value)
+    named = [
+        _literal(node.value)
+        for source in (value, functions.get(made))
+        for node in (ast.walk(source) if source is not None else ())
+        if isinstance(node, ast.keyword) and node.arg == "optimizer_name"
+    ]
+    texts = sorted((text for text in named if isinstance(text, str)), key=lambda text: text.startswith("Adam"))
+    return {"optimizer.name": texts[0]} if texts else {}
 
 
 def _with(found: dict[str, Any], key: str, value: ast.expr, local: Mapping[str, ast.expr]) -> dict[str, Any]:

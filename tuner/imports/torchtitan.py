@@ -16,7 +16,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, optimizers_of
 from hardware.io.errors import ConfigError
 from tuner.export.torchtitan_flags import POLICY
 from tuner.imports.bash.script import Script, read_script
@@ -26,6 +25,7 @@ from tuner.imports.flags import Flag, Flags, flag_name, flags_among
 from tuner.imports.imported import Imported, LaunchCommand, Unread
 from tuner.imports.keys import Keys
 from tuner.imports.megatron import SIGNS as MEGATRON
+from tuner.imports.optimizer_names import read_optimizer
 from tuner.imports.titan_recipe import sections_of
 from tuner.imports.torchrun import launch_of
 from tuner.imports.torchtitan_command import FROM_FILE, command_of
@@ -118,11 +118,14 @@ def import_torchtitan(text: str, *, file: str = "") -> Imported:
         Unread(what=name, why=f"not modelled: {why}") for name, why in _NOT_MODELLED.items() if keys.value(name) is True
     ]
     degrees, copies, stage = _degrees(keys, unread)
+    optimizer, why = read_optimizer("torchtitan", keys.text("optimizer.name"))
+    if why:
+        open_keys["optimizer"] = f"optimizer.name: {why}"
     batch = keys.value("training.global_batch_size")
     job: dict[str, Any] = {
         "sequence_length": keys.number("training.seq_len", default=2048),
         "precision": _precision(keys, unread),
-        "optimizer": optimizers_of("torchtitan").get(keys.text("optimizer.name").lower(), DEFAULT_OPTIMIZER),
+        "optimizer": optimizer,
         "recompute": _recompute(keys),
         "zero_stage": stage,
     }

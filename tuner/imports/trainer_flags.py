@@ -18,6 +18,7 @@ from tuner.imports.flags import Flags, flags_among
 from tuner.imports.imported import Imported
 from tuner.imports.keys import Keys, json_mapping
 from tuner.imports.megatron_refusals import refuse_other_models
+from tuner.imports.optimizer_names import read_optimizer
 
 SIGN = "--per-device-train-batch-size"
 """Flag that identifies such a command."""
@@ -44,11 +45,17 @@ def import_trainer(text: str, *, config: str | None) -> Imported:
     mbs = found.degrees.get("mbs") or flags.count(SIGN)
     rounds = stated.value("gradient_accumulation_steps")
     given = flags.count("--gradient-accumulation-steps") or 1
+    opened = dict(found.open)
     job: dict[str, Any] = {
         **found.job,
         "precision": _precision(flags, stated, is_chat=config is None),
         "recompute": "full" if _is_on(flags, "--gradient-checkpointing") else "none",
     }
+    if stated.value("optimizer.type") is None and (text := flags.text("--optim")):
+        job["optimizer"], why = read_optimizer("transformers", text)
+        if why:
+            opened["optimizer"] = f"--optim: {why}"
+            del job["optimizer"]
     if length := flags.count(*_LENGTH):
         job["sequence_length"] = length
     if config is None:
@@ -59,7 +66,7 @@ def import_trainer(text: str, *, config: str | None) -> Imported:
         found,
         job=job,
         degrees={**found.degrees, **({"mbs": mbs} if mbs else {})},
-        open={} if mbs else found.open,
+        open={name: text for name, text in opened.items() if not mbs or name != "mbs"},
         micro_batches=None if "global_batch_size" in job else rounds if isinstance(rounds, int) else given,
         unread=(*found.unread, *flags.unread),
         notes=(

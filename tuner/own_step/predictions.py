@@ -40,6 +40,7 @@ DEFAULTS: dict[str, Value] = {
     "sequence_parallel": True,
     "expert_tp": 0,
     "dp_shard": 0,
+    "recompute_layers": 0,
     "plan": "hand",
     "assignment": "",
 }

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, OptimizerName
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER, OptimizerName
 from hardware.io.config_file import DocumentedModel
 
 Count = Annotated[int, Field(ge=1, le=10**9)]

@@ -12,9 +12,9 @@ import math
 
 import numpy as np
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.training_job import TrainingJob
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER, OPTIMIZERS
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.frontends.transformer.training_step import MASTER

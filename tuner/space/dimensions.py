@@ -134,6 +134,11 @@ def _expert_width(setting: Setting, _: Collection[str]) -> Possible:
     return _divisors(max(math.gcd(*widths), 1), f"must be 0, or divide the experts' width of {told}")
 
 
+def _layers_of_stage(setting: Setting, _: Collection[str]) -> Possible:
+    layers = setting.job.model.num_layers
+    return Possible(values=tuple(range(1, layers + 1)), demand=f"must be from 0 to the model's {layers} layers")
+
+
 _ALL = "\n\nDefault: all"
 _FIXED = "\n\nDefault: the job's"
 
@@ -188,6 +193,14 @@ _ROWS = (
         job_key="Data parallel ranks over which ZeRO shards, the others hold copies (HSDP); 0 is all of `dp`.",
         job_default=0,
         possible=_devices_or_zero,
+    ),
+    SearchedDimension(
+        name="recompute_layers",
+        space_key=f"Opens this dimension; `[0, 2, 4]` tries none, two and four.{_FIXED}",
+        job_key="Layers of each virtual stage, its first ones, that the backward pass runs again in full, whatever "
+        "`recompute` says of the others.",
+        job_default=0,
+        possible=_layers_of_stage,
     ),
 )
 SEARCHED = {row.name: row for row in _ROWS}

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from costmodels.job.parallel_config import DIMENSIONS, OFFLOAD_MODES, RECOMPUTE_MODES
 from costmodels.job.setting import Setting
+from costmodels.optimizers.registry import OPTIMIZERS
 from hardware.arrays import IntArray
 
 Keep = NDArray[np.bool_]
@@ -71,6 +72,11 @@ def _context_chunks(c: Columns) -> IntArray:
 def _experts_by_dp(s: Setting, c: Columns) -> Keep:
     experts = max(s.job.model.num_experts, 1)
     return np.asarray((experts % c["dp"] == 0) | (c["dp"] % experts == 0))
+
+
+def _is_dealt_by_layer(s: Setting) -> np.bool_:
+    """Return whether Megatron-LM's distributed optimizer gives ranks whole weights of the job's optimizer."""
+    return np.bool_(OPTIMIZERS[s.job.optimizer].sharded_by.get("megatron") == (1,))
 
 
 def _token_chunks(s: Setting) -> int:
@@ -242,6 +248,7 @@ RULES: dict[str, Rule] = {
             keep=lambda s, c: np.full(len(c["zero_stage"]), not (s.runtime.torch_fsdp2 and s.job.precision == "fp16")),
             reason=lambda _: "--use-torch-fsdp2 takes no fp16",
         ),
+        _absent("recompute_layers", "recomputation of some layers of a stage", 0),
         Rule(
             name="devices",
             needs=("pp", "tp", "dp", "cp", "up"),
@@ -624,6 +631,25 @@ RULES: dict[str, Rule] = {
             reason=lambda s: f"{s.runtime.name} offers recompute {', '.join(s.runtime.recompute_modes)}",
         ),
         Rule(
+            name="recompute_layers_alone",
+            needs=("recompute", "recompute_layers"),
+            keep=lambda _, c: (c["recompute_layers"] == 0) | (c["recompute"] != RECOMPUTE_MODES.index("selective")),
+            reason=lambda s: (
+                f"{s.runtime.name} recomputes some layers in full or parts of all, not both (megatron-core "
+                "transformer_config.py: recompute_method with recompute_granularity full)"
+            ),
+        ),
+        Rule(
+            name="recompute_layers_distinct",
+            needs=("pp", "vpp", "recompute", "recompute_layers"),
+            keep=lambda s, c: (
+                (c["recompute_layers"] == 0)
+                | (c["recompute"] != RECOMPUTE_MODES.index("full"))
+                & (c["recompute_layers"] < -(-s.job.model.num_layers // (c["pp"] * c["vpp"])))
+            ),
+            reason=lambda _: "recompute full is all layers, and so are as many recompute_layers as a virtual stage has",
+        ),
+        Rule(
             name="offload_supported",
             needs=("offload",),
             keep=lambda s, c: np.isin(c["offload"], [OFFLOAD_MODES.index(m) for m in s.runtime.offload_modes]),
@@ -636,6 +662,33 @@ RULES: dict[str, Rule] = {
             reason=lambda _: (
                 "offload optimizer needs ZeRO stage 1 or more (megatron-core optimizer_config.py: the distributed "
                 "optimizer; DeepSpeed runtime/zero/offload_config.py: stages 1 to 3)"
+            ),
+        ),
+        Rule(
+            name="offload_of_optimizer",
+            needs=("offload",),
+            keep=lambda s, c: ~_is_offloaded(c) | ("megatron" in OPTIMIZERS[s.job.optimizer].offloaded_by),
+            reason=lambda s: (
+                f"{s.runtime.name} keeps the states of Adam on the host, not those of {s.job.optimizer} (megatron-core "
+                "optimizer/cpu_offloading/hybrid_optimizer.py)"
+            ),
+        ),
+        Rule(
+            name="zero_of_optimizer",
+            needs=("zero_stage",),
+            keep=lambda s, c: (c["zero_stage"] <= 1) | ~_is_dealt_by_layer(s),
+            reason=lambda s: (
+                f"{s.runtime.name} deals the states of {s.job.optimizer} out by whole weights, with ZeRO stages 0 and "
+                "1 (training/arguments.py: emerging optimizers do not support FSDP)"
+            ),
+        ),
+        Rule(
+            name="dp_shard_of_optimizer",
+            needs=("zero_stage", "dp_shard"),
+            keep=lambda s, c: (c["dp_shard"] == 0) | (c["zero_stage"] == 0) | ~_is_dealt_by_layer(s),
+            reason=lambda s: (
+                f"{s.runtime.name} deals the states of {s.job.optimizer} out over all replicas "
+                "(layer_wise_optimizer.py: one instance of the distributed optimizer)"
             ),
         ),
         Rule(
@@ -713,11 +766,12 @@ _FURTHER = (*_CHOICES, "zero_needs_replicas", "sequence_parallel_needs_tp")
 # HSDP: Megatron-LM --num-distributed-optimizer-instances, torchtitan data_parallel_replicate_degree, llm-foundry
 # sharding_strategy HYBRID_SHARD, MaxText ici_data_parallelism beside ici_fsdp_parallelism, InternEvo zero1.size
 _SHARD = ("dp_shard_within_dp", "dp_shard_holds_experts", "dp_shard_distinct")
+_LAYERS_AGAIN = ("recompute_layers_alone", "recompute_layers_distinct")
 _MEGATRON = (
     *("devices", "heads", "global_batch"),
     *("kv_heads", "projection", "kv_heads_ulysses", "ffn", "sequence_ranks", "layers_or_layout"),
     *("vpp_shortens", "vpp_two_stages", "vpp_filled", "experts", "ep_within_stage", "expert_tp_distinct"),
-    *_FURTHER,
+    *(*_FURTHER, *_LAYERS_AGAIN),
     "experts_need_sequence_parallel",
 )
 _FSDP2 = ("fsdp2_pp", "fsdp2_ep", "fsdp2_untied", "fsdp2_fp16")
@@ -725,7 +779,7 @@ _OF_MINDSPEED = {"layers_or_layout": "chunks_filled", "vpp_filled": "vpp_micro_b
 _MEGATRON_2021 = (
     *_EVERY_RUNTIME,
     *("kv_heads", "ffn", "layers", "vpp_three_stages", "vpp_micro_batches", "no_cp", "no_up", "no_ep"),
-    *_CHOICES,
+    *(*_CHOICES, *_LAYERS_AGAIN),
 )
 # trials/jax_training and trials/torch_training/planned: costmodels/sharding writes plans by hand for whole key heads
 # and equal parts only
@@ -743,7 +797,10 @@ _SETS: dict[str, tuple[str, ...]] = {
     ),
     # megatron-core 0.16 transformer_config.py, schedules.py and parallel_state.py (the experts' own tensor degree;
     # several instances of the distributed optimizer, each with all experts); Megatron-LM training/arguments.py
-    "megatron": (*_MEGATRON, *_SHARD, "offload_needs_sharding", *_FSDP2, "fsdp2_dp_shard", "fsdp2_offload"),
+    "megatron": (
+        *(*_MEGATRON, *_SHARD, "offload_needs_sharding", *_FSDP2, "fsdp2_dp_shard", "fsdp2_offload"),
+        *("offload_of_optimizer", "zero_of_optimizer", "dp_shard_of_optimizer"),
+    ),
     # a framework that nobody named: most that have all of these dimensions descend from Megatron-LM (assumed)
     "unknown": (*_MEGATRON, *_FSDP2),
     # MindSpeed runs Megatron-LM's checks, repeats key-value heads for Ulysses, fills short chunks with no-op layers
@@ -804,7 +861,7 @@ _SETS: dict[str, tuple[str, ...]] = {
         *("devices", "heads", "global_batch", "kv_heads_whole", "ffn", "sequence"),
         *("chunks_filled", "vpp_shortens", "vpp_two_stages", "vpp_rounds", "vpp_filled"),
         *("experts", "ep_within_stage", "expert_tp_distinct"),
-        *_FURTHER,
+        *(*_FURTHER, "recompute_layers_distinct"),
         "experts_need_sequence_parallel",
         *_SHARD,
     ),
@@ -876,5 +933,8 @@ UNEQUAL_CHUNKS = {"chunks_filled": 0, "layers_or_layout": CHUNKS_WITHOUT_LAYERS}
 THINNING_RULES = ("vpp_shortens",)
 """Rules that leave out what can be launched and gains little; not in force where a study lists the dimension."""
 
-DUPLICATE_RULES = ("zero_needs_replicas", "sequence_parallel_needs_tp", "expert_tp_distinct", "dp_shard_distinct")
+DUPLICATE_RULES = (
+    *("zero_needs_replicas", "sequence_parallel_needs_tp", "expert_tp_distinct", "dp_shard_distinct"),
+    "recompute_layers_distinct",
+)
 """Rules that only remove duplicates from an opened dimension; they never refuse a value that the job fixes."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from costmodels.job.parallel_config import DIMENSIONS, Value
 from costmodels.job.training_job import PRECISIONS
+from costmodels.optimizers.registry import OPTIMIZERS
 from hardware.cluster_file import cluster_names
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.imports import Imported
@@ -51,9 +52,10 @@ def parse_answer(key: str, text: str) -> Value:
         ConfigError: The value is none of the key; the message names the option.
     """
     option = QUESTIONS[key].option
-    if key == "precision":
-        if text not in PRECISIONS:
-            raise ConfigError("is no precision", key=option, value=text, nearest=did_you_mean(text, PRECISIONS))
+    named = {"precision": PRECISIONS, "optimizer": tuple(OPTIMIZERS)}.get(key)
+    if named is not None:
+        if text not in named:
+            raise ConfigError(f"is no {key}", key=option, value=text, nearest=did_you_mean(text, named))
         return text
     if key not in DIMENSIONS:
         if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= 1):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, OptimizerName
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER, OptimizerName
 from hardware.io.config_file import DocumentedModel
 from trials.registry import DEFAULT_TRIAL, TrialKeys
 from trials.trial_keys import PositiveInt
@@ -56,9 +56,14 @@ class JobKeys(DocumentedModel):
     """Number format of the matrix products."""
 
     optimizer: OptimizerName = DEFAULT_OPTIMIZER
-    """Optimizer, which determines the states of each parameter."""
+    """Optimizer, which determines the states of each parameter, and the time of its step. `sgd` has a momentum,
+    `plain_sgd` has none; `muon` updates what is no matrix of a layer as Adam does."""
 
     declare_keys(vars(), JOB_CHOICES)
+
+    recompute_unit: Annotated[int, Field(ge=1)] = 1
+    """Layers that `recompute: full` repeats together, of which the input of the first alone is kept: Megatron-LM's
+    `--recompute-method uniform --recompute-num-layers`. More need less memory for kept inputs, and more at work."""
 
     recompute_modules: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: ["core_attn"])
     """Modules that `selective` recomputes, by Megatron-Core's names: `core_attn`, `mlp`, `layernorm`, `moe_act`,

@@ -236,6 +236,10 @@ class AbstractModelSubject(AbstractSubject):
         del job["plan"]  # each trial says which it has
         if job["offload"] == "none":
             del job["offload"]  # as in studies from before there was the key
+        if not job["recompute_layers"]:
+            del job["recompute_layers"]  # likewise
+        if job["recompute_unit"] == 1:
+            del job["recompute_unit"]  # likewise
         if self.setting.job.sequences is None:
             del job["sequences"]
             del runtime["splits_documents"]  # it changes nothing where sequences fill their rows

@@ -24,12 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodels.blocks.tally import Tally
-from costmodels.job.optimizers import OPTIMIZERS
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.layer_operators import block_context, local_tokens, residual_tokens, unique_shapes
+from costmodels.optimizers.contract import Widths
+from costmodels.optimizers.registry import OPTIMIZERS
 from costmodels.step.error_models import MemoryErrorModel
 from costmodels.step.pipeline.schedules import stage_in_flight
 from costmodels.step.placement import (
@@ -41,6 +42,7 @@ from costmodels.step.placement import (
     pipelines,
     sharded_parameters,
 )
+from costmodels.step.weights.kept_parts import KeptParts
 from hardware.arrays import FloatArray, IntArray
 
 MEMORY_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "fragmentation", "overhead")
@@ -165,7 +167,7 @@ def layer_activations(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigG
     blocks = [block.memory(tally) for block in model.blocks]
     full = shapes.recompute == RECOMPUTE_MODES.index("full")
     selective = shapes.recompute == RECOMPUTE_MODES.index("selective")
-    none = np.zeros(len(shapes))
+    unit, none = job.recompute_unit, np.zeros(len(shapes))
     kept, working, gradient = ([none] * len(model.pieces) for _ in range(3))
     for at, piece in enumerate(model.pieces):
         if not piece.is_layer:
@@ -173,8 +175,8 @@ def layer_activations(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigG
         own = [blocks[block] for block in piece.blocks]
         whole = reduce(np.add, [block.kept for block in own])
         dropped = np.where(selective, reduce(np.add, [block.dropped for block in own]), 0.0)
-        kept[at] = np.where(full, tally.hidden, whole - dropped)
-        working[at] = np.where(full, whole, dropped)
+        kept[at] = np.where(full, tally.hidden / unit, whole - dropped)
+        working[at] = np.where(full, unit * whole, dropped)
         gradient[at] = reduce(np.maximum, [block.gradient for block in own])
     gathered = np.where(full, 0.0, tally.gathered) * runtime.gathers_inputs_again
     return LayerActivations(
@@ -320,6 +322,7 @@ class HeldWeights:
         shard: Parameters whose states the rank keeps if ZeRO shards them.
         gathered: Parameters of single layers that stand beside those that ZeRO-3 shards.
         shapes: Parameters of one weight of each shape.
+        kept: Parameters whose states the rank keeps, by parts; None if the optimizer treats all parts alike.
     """
 
     zero_stage: IntArray
@@ -328,6 +331,7 @@ class HeldWeights:
     shard: FloatArray
     gathered: FloatArray
     shapes: FloatArray
+    kept: KeptParts | None
 
     @classmethod
     def of(cls, job: TrainingJob, weights: ConfigGrid, stages: StageKinds) -> HeldWeights:
@@ -351,6 +355,7 @@ class HeldWeights:
             shard=sharded_parameters(weights, local),
             gathered=3 * layer + local_table(model, weights) * (stages.embeddings + stages.heads),
             shapes=has_block @ (each.dense + each.one_expert),
+            kept=KeptParts.of(job, weights, stages.pieces, local),
         )
 
 
@@ -373,19 +378,24 @@ def training_states(job: TrainingJob, runtime: RuntimeProfile, held: HeldWeights
     return {
         "weights": weight_bytes * kept,
         "gradients": max(runtime.gradient_bytes, job.element_bytes) * gradients,
-        "optimizer": (_state_bytes(job, runtime) - shared + runtime.step_bytes) * optimizer,
+        "optimizer": (_state_bytes(job, runtime, held.kept, optimizer) - shared + runtime.step_bytes) * optimizer,
         "buffers": job.element_bytes * single_layers,
     }
 
 
-def _state_bytes(job: TrainingJob, runtime: RuntimeProfile) -> int:
-    """Return the bytes per parameter of the optimizer's states.
+def _state_bytes(
+    job: TrainingJob, runtime: RuntimeProfile, kept: KeptParts | None, parameters: FloatArray
+) -> FloatArray | float:
+    """Return the bytes of the optimizer's states per parameter, or the mean over those that a rank keeps [c, w].
 
     A runtime that trains in 16 bits keeps a copy of the weights among them. If it keeps fp32 weights instead, that copy
     is the weight itself. Source: ZeRO (Rajbhandari et al. 2020), section 3.1: K = 12 for mixed-precision Adam.
     """
-    moments = (runtime.first_moment_bytes, runtime.second_moment_bytes)[: len(OPTIMIZERS[job.optimizer].moments)]
-    return sum(moments) + (0 if job.is_single or runtime.fp32_weights else runtime.main_weight_bytes)
+    copy = 0 if job.is_single or runtime.fp32_weights else runtime.main_weight_bytes
+    widths = Widths(copy, runtime.first_moment_bytes, runtime.second_moment_bytes)
+    if kept is None:
+        return widths.weight + OPTIMIZERS[job.optimizer].state_bytes("matrix", widths)
+    return np.asarray(kept.state_bytes(job, runtime, widths) / np.maximum(parameters, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -526,7 +536,8 @@ class Passes:
         job = job.largest
         layers = layer_activations(job, runtime, shapes)
         full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
-        again = layer_activations(job, runtime, replace(shapes, recompute=full)) if has_recomputed else layers
+        one_by_one = replace(job, recompute_unit=1)
+        again = layer_activations(one_by_one, runtime, replace(shapes, recompute=full)) if has_recomputed else layers
         return cls(runtime=runtime, layers=layers, again=again, ends=pipeline_ends(job, runtime, shapes))
 
     def parts(self, stages: StageKinds, in_flight: FloatArray, row: IntArray) -> dict[str, FloatArray]:

@@ -43,11 +43,13 @@ def assign_layers(
     vpp: int,
     assignment: Assignment = EVEN,
     *,
+    recompute_layers: int = 0,
     by_chunk: bool = False,
 ) -> StageLayers:
     """Assign the layers to stages or, by chunk, to virtual stages.
 
-    The first `assignment.recomputed` layers of each virtual stage run again in full.
+    The first layers of each virtual stage run again in full, as many as `assignment.recomputed` says or, without it,
+    `recompute_layers` (megatron-core transformer_block.py, _checkpointed_forward: the method `block`).
 
     "even": the layer count, padded with no-op layers to the runtime's multiple, is cut into pp*vpp equal chunks, and
     chunk c stands on stage c % pp (Narayanan et al. 2021, section 2.2). "balanced": contiguous blocks of about equal
@@ -59,10 +61,10 @@ def assign_layers(
     """
     virtual = chunk_of_layer(model, runtime, pp, vpp, assignment.layers)
     piece, again = model.piece_of_layer, np.zeros(len(virtual), dtype=np.bool_)
-    if assignment.recomputed:
+    if assignment.recomputed or recompute_layers:
         # Layers of a virtual stage are contiguous, so the first of them is found by search.
         place = np.arange(len(virtual)) - np.searchsorted(virtual, virtual)  # position within its virtual stage
-        again = place < np.array(assignment.recomputed)[virtual]
+        again = place < (np.array(assignment.recomputed)[virtual] if assignment.recomputed else recompute_layers)
     number, num_pieces = pp * vpp if by_chunk else pp, len(model.pieces)
 
     def count(chosen: NDArray[np.bool_]) -> IntArray:

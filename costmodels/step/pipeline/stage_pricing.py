@@ -22,8 +22,10 @@ from costmodels.step.pipeline.schedules import idle_time_s, of_round
 from costmodels.step.pipeline.transfers import Hops
 from costmodels.step.pipeline.unequal_micro_batches import Excess
 from costmodels.step.placement import Groups, Pipeline, local_parameters, place_stages
+from costmodels.step.weights.kept_parts import KeptParts
 from costmodels.step.weights.offload import HostRates, host_rates, optimizer_step_s
 from costmodels.step.weights.passes import accumulation_s
+from costmodels.step.weights.products import update_products_s
 from costmodels.step.weights.traffic import OuterPasses, WeightTraffic, weight_traffic
 from hardware.arrays import FloatArray, IntArray
 
@@ -107,7 +109,18 @@ class StagePricing:
         self.accumulate_s = accumulation_s(runtime, weights, local, bandwidth)
         rates = zip(*(host_rates(setting.cluster, device) for device in setting.cluster.devices), strict=True)
         slowest = HostRates(*map(self.stages.smallest, rates))
-        self.optimizer_s = optimizer_step_s(setting.job, runtime, weights, local, bandwidth, slowest)
+        kept = KeptParts.of(setting.job, weights, pieces, local)
+        products_s = np.array(
+            [
+                update_products_s(setting.job, runtime, device, weights, pieces, groups, collective_time)
+                for device in setting.cluster.devices
+            ]
+        )
+        if products_s.any():
+            products_s = np.where(self.stages.has_device.T[:, :, None], products_s, 0.0)
+        self.optimizer_s = optimizer_step_s(
+            setting.job, runtime, weights, local, kept, bandwidth, slowest, products_s.max(axis=0)
+        )
         of_stages = groups
         if setting.cluster.has_unlike_links:
             of_stages = place_stages(setting.cluster, weights, groups, self.stages.numbers)

@@ -66,14 +66,20 @@ def unlike_passes(
         at: Positions of the configurations in the grid of all [k].
     """
     pp = len(stages.kind_of_stage)
-    first, row = distinct_rows([grid.vpp, num_micro_batches, grid.assignment])
+    first, row = distinct_rows([grid.vpp, num_micro_batches, grid.assignment, grid.recompute_layers])
     for number, one in enumerate(first.tolist()):
         chosen = np.flatnonzero(row == number)
         vpp, assignment = int(grid.vpp[one]), grid.assignments[grid.assignment[one]]
         times = stage_times.take(chosen)
         whole = [passes[stages.kind_of_stage] for passes in times.whole_s()]
         held = assign_layers(
-            setting.job.model, setting.runtime, pp, vpp, replace(assignment, hosts=(), micro_batches=()), by_chunk=True
+            setting.job.model,
+            setting.runtime,
+            pp,
+            vpp,
+            replace(assignment, hosts=(), micro_batches=()),
+            recompute_layers=int(grid.recompute_layers[one]),
+            by_chunk=True,
         )
         if vpp > 1:
             whole = _of_chunks(stages, held, costs.take(chosen), whole)

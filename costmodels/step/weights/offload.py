@@ -1,8 +1,8 @@
-"""Optimizer's step of states that are kept on the host: gradients go down, Adam runs there, weights come back.
+"""Optimizer's step of states that are kept on the host: gradients go down, the update runs there, weights come back.
 
-Copies and Adam run beside each other, tensor by tensor, so that the longer of the two takes the time. Megatron-LM does
-so with --overlap-cpu-optimizer-d2h-h2d. ZeRO-Offload (Ren et al. 2021, sections 4.1 and 5.1) copies gradients during
-the backward pass, and weights while Adam works on the next ones.
+Copies and update run beside each other, tensor by tensor, so that the longer of the two takes the time. Megatron-LM
+does so with --overlap-cpu-optimizer-d2h-h2d. ZeRO-Offload (Ren et al. 2021, sections 4.1 and 5.1) copies gradients
+during the backward pass, and weights while Adam works on the next ones.
 
 Checked against Megatron-Bridge's figures for Qwen3-30B-A3B with tp 2, pp 2 and ep 4 on two DGX H100 hosts
 (skills/nemo-mbridge-perf-cpu-offloading/card.yaml): offloading all states adds 2.88 s to a step of 1.00 s.
@@ -19,15 +19,18 @@ import numpy as np
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
+from costmodels.optimizers.contract import Widths
+from costmodels.optimizers.registry import OPTIMIZERS
 from costmodels.step.placement import LocalParameters, sharded_parameters
+from costmodels.step.weights.kept_parts import KeptParts
 from costmodels.step.weights.passes import optimizer_pass_s
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from hardware.device import Device
 
-HOST_PASS_BYTES = 28
-"""Bytes that Adam moves per parameter in the host's memory: gradient, weight and two moments read (16), the last three
-written (12)."""
+HOST_BYTES = 4
+"""Size of what the host keeps of a parameter: its gradient, the weight and each state [bytes]. Adam reads the four of
+them (16) and writes the last three (12)."""
 
 HOST_BYTES_PER_S = 130e9
 """Memory traffic of Adam on the processors of one host [bytes/s]. Measured: 109e9 to 130e9 on a DGX-2 (ZeRO-Offload,
@@ -73,31 +76,38 @@ def optimizer_step_s(
     runtime: RuntimeProfile,
     weights: ConfigGrid,
     local: LocalParameters,
+    kept: KeptParts | None,
     memory_bandwidth: FloatArray,
     rates: HostRates,
+    products_s: FloatArray | float = 0.0,
 ) -> FloatArray:
     """Compute the time of the optimizer's step on each stage, on the device or on the host [s], [c, w].
+
+    Matrix products stay on the device wherever the states are (DeepSpeed stage_1_and_2.py,
+    _apply_muon_updates_cpu_offload).
 
     Args:
         job: Training job.
         runtime: Runtime profile; it says how wide gradients are.
         weights: Rows of weights [w].
         local: Parameters on one rank.
+        kept: The parameters whose states it keeps, by parts; None if the optimizer treats all parts alike.
         memory_bandwidth: Memory bandwidth of the slowest device of each kind of stage [bytes/s], [c].
         rates: Rates of the slowest host of each kind of stage.
+        products_s: Time of the update's matrix products [s], [c, w].
     """
-    on_device = optimizer_pass_s(runtime, weights, local, memory_bandwidth)
+    on_device = optimizer_pass_s(job, runtime, weights, local, kept, memory_bandwidth)
     if not weights.is_offloaded.any():
-        return on_device
+        return on_device + products_s
     share = runtime.offload_share
     partly = share * _on_host_s(job, runtime, weights, local, rates) + (1 - share) * on_device
-    return np.where(weights.is_offloaded, partly, on_device)
+    return np.where(weights.is_offloaded, partly, on_device) + products_s
 
 
 def _on_host_s(
     job: TrainingJob, runtime: RuntimeProfile, weights: ConfigGrid, local: LocalParameters, rates: HostRates
 ) -> FloatArray:
-    """Compute the longer of copies and Adam [s], [c, w]; gradients go down as wide as they are kept, weights come back.
+    """Compute the longer of copies and update [s], [c, w]; gradients go down as wide as they are, weights come back.
 
     Megatron-LM copies fp32 gradients and 16-bit weights (hybrid_optimizer.py), ZeRO-Offload 16 bits of both (Ren et al.
     2021, section 3.3).
@@ -105,4 +115,6 @@ def _on_host_s(
     copied = max(runtime.gradient_bytes, job.element_bytes) + job.element_bytes
     owned = sharded_parameters(weights, local)
     copy, adam = (np.reshape(rate, (-1, 1)) for rate in rates)
-    return np.asarray(owned * np.maximum(copied / copy, HOST_PASS_BYTES / adam))
+    states = OPTIMIZERS[job.optimizer].state_bytes("matrix", Widths(HOST_BYTES, HOST_BYTES, HOST_BYTES))
+    moved = 3 * HOST_BYTES + 2 * states
+    return np.asarray(owned * np.maximum(copied / copy, moved / adam))

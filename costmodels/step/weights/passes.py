@@ -9,12 +9,16 @@ import numpy as np
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.training_job import TrainingJob
+from costmodels.optimizers.contract import Widths
+from costmodels.optimizers.registry import OPTIMIZERS
 from costmodels.step.placement import LocalParameters, sharded_parameters
+from costmodels.step.weights.kept_parts import KeptParts
 from hardware.arrays import FloatArray
 
 GRADIENT_PASS_BYTES = 10
-"""Bytes that an Adam step moves per parameter it owns beside its states: the fp32 gradient read (4), and once more for
-its norm (4), and the 16-bit weight written (2)."""
+"""Bytes that an optimizer's step moves per parameter it owns beside its states: the fp32 gradient read (4), and once
+more for its norm (4), and the 16-bit weight written (2)."""
 
 
 def accumulation_s(
@@ -33,17 +37,33 @@ def accumulation_s(
 
 
 def optimizer_pass_s(
-    runtime: RuntimeProfile, weights: ConfigGrid, local: LocalParameters, memory_bandwidth: FloatArray
+    job: TrainingJob,
+    runtime: RuntimeProfile,
+    weights: ConfigGrid,
+    local: LocalParameters,
+    kept: KeptParts | None,
+    memory_bandwidth: FloatArray,
 ) -> FloatArray:
-    """Compute the time of the optimizer's step on each stage [s], [c, w].
+    """Compute the time of the passes of the optimizer's step on each stage [s], [c, w].
 
-    The arguments are those of `accumulation_s`.
+    Args:
+        job: Training job.
+        runtime: Runtime profile; it says how wide states are.
+        weights: Rows of weights [w].
+        local: Parameters on one rank.
+        kept: The parameters whose states it keeps, by parts; None if the optimizer treats all parts alike.
+        memory_bandwidth: Memory bandwidth of the slowest device of each kind of stage [bytes/s], [c].
     """
-    # From ZeRO 1 on each rank updates its shard alone.
-    owned = np.where(weights.zero_stage >= 1, sharded_parameters(weights, local), local.dense + local.expert)
-    # the optimizer's own weight and its moments are read and written
-    states = runtime.main_weight_bytes + runtime.first_moment_bytes + runtime.second_moment_bytes
-    moved = (GRADIENT_PASS_BYTES + 2 * states) * owned
+    widths = Widths(runtime.main_weight_bytes, runtime.first_moment_bytes, runtime.second_moment_bytes)
+    if kept is None:
+        optimizer = OPTIMIZERS[job.optimizer]
+        # From ZeRO 1 on each rank updates its shard alone.
+        owned = np.where(weights.zero_stage >= 1, sharded_parameters(weights, local), local.dense + local.expert)
+        # the optimizer's own weight and its states are read and written
+        states = widths.weight + optimizer.state_bytes("matrix", widths)
+        moved = (GRADIENT_PASS_BYTES + optimizer.further_bytes("matrix") + 2 * states) * owned
+    else:
+        moved = kept.moved_bytes(job, widths, GRADIENT_PASS_BYTES)
     return np.asarray(moved / (runtime.memory_efficiency * memory_bandwidth[:, None]))
 
 

@@ -230,9 +230,9 @@ COMMON_RULES: tuple[PublishedRule, ...] = (
     ),
     PublishedRule(
         key="--use-distributed-optimizer",
-        rule="shards the states of Adam only",
+        rule="does not shard the states of SGD",
         source="megatron-core optimizer/distrib_optimizer.py DistributedOptimizer",
-        holds=lambda v, _: not v.get("--use-distributed-optimizer") or v.get("--optimizer") in ("adam", None),
+        holds=lambda v, _: not v.get("--use-distributed-optimizer") or v.get("--optimizer") != "sgd",
     ),
     PublishedRule(
         key="--overlap-param-gather",
@@ -419,6 +419,7 @@ def said_by_megatron(values: Values, facts: Facts) -> dict[str, FlagValue]:
 def common_dimensions(values: Values, facts: Facts, *, up: int) -> dict[str, FlagValue]:
     """Return the dimensions whose flags Megatron-LM and MindSpeed-LLM share, given the ranks of the all-to-all."""
     tp, expert_tp = number(values, TP), number(values, EXPERT_TP, number(values, TP))
+    is_block = values.get("--recompute-method") == "block"
     return {
         "pp": number(values, PP),
         "tp": tp,
@@ -427,7 +428,9 @@ def common_dimensions(values: Values, facts: Facts, *, up: int) -> dict[str, Fla
         "up": up,
         "ep": number(values, EP),
         "mbs": number(values, MICRO),
-        "recompute": values.get(GRANULARITY) or "none",
+        # the method block repeats some layers of each virtual stage, the others none
+        "recompute": "none" if is_block else values.get(GRANULARITY) or "none",
+        "recompute_layers": number(values, "--recompute-num-layers") if is_block else 0,
         "sequence_parallel": bool(values.get("--sequence-parallel")),
         "expert_tp": 0 if expert_tp == tp else expert_tp,
         "global_batch_size": number(values, GLOBAL),

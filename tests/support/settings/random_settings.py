@@ -93,6 +93,7 @@ def cases(draw, max_configs: int = 12) -> Case:
                 sequence_parallel=draw(st.booleans()),
                 expert_tp=expert_tp,
                 dp_shard=draw(st.sampled_from([0, 0, *divisors(dp)])),
+                recompute_layers=draw(st.sampled_from([0, 0, 1, 3])),
             )
         )
     return Case(job, cluster, runtime, ConfigGrid.from_configs(configs))

@@ -125,8 +125,8 @@ def build_chunks(
         for place, number in enumerate((of_layer == virtual).nonzero()[0].tolist()):
             # Weights are named by the layer's number in the model, whatever stage holds it.
             name = f"layers.{number}"
-            # An uneven assignment may recompute only the first layers of a chunk.
-            again = config.assignment.recomputed[virtual] if config.assignment.recomputed else 0
+            # Only the first layers of a chunk may be recomputed.
+            again = config.recomputed[virtual]
             layers.append(
                 Layer(
                     Attention(own, f"{name}.attention"),

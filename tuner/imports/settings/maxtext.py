@@ -24,6 +24,7 @@ from tuner.imports.bash.script import Script, read_script
 from tuner.imports.imported import Doubt, Imported, LaunchCommand, Unread
 from tuner.imports.keys import Keys
 from tuner.imports.model_names import catalog_model
+from tuner.imports.optimizer_names import read_optimizer
 from tuner.imports.settings.command import command_with_settings
 from tuner.imports.settings.words import Item, known_values, merged, overrides_among, unknown_values
 from tuner.imports.torchrun import Launch, launch_of
@@ -33,7 +34,6 @@ _TRAINER = re.compile(
 )
 _OTHER_TASKS = ("rl", "dpo", "grpo", "distill", "decode", "inference", "lora")
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16"}
-_OPTIMIZERS = {"adamw": "adam", "adam_pax": "adam", "sgd": "sgd", "muon": "muon"}
 _ALL_SAVED = ("none",)
 _OFFLOADS = ("qkv_proj_offloaded", "minimal_offloaded")
 _CUT = tuple(f"{kind}_{axis}_parallelism" for kind in ("ici", "dcn") for axis in AXES)
@@ -50,7 +50,7 @@ _REPLACED = frozenset(
         *_CUT,
         *("per_device_batch_size", "gradient_accumulation_steps", "max_target_length", "remat_policy"),
         *("num_pipeline_microbatches", "num_layers_per_pipeline_stage", "num_pipeline_repeats"),
-        "context_parallel_strategy",
+        *("context_parallel_strategy", "opt_type"),
     }
 )
 """Keys that `{flags}` sets (tuner/export/maxtext.py)."""
@@ -163,10 +163,13 @@ def _described(given: Mapping[str, Any], unknown: Mapping[str, str]) -> Imported
         stages = keys.count("num_pipeline_microbatches") if keys.value("num_pipeline_microbatches") != -1 else None
         rounds *= stages or degrees["pp"]
     model_name, model = _model(keys, given, unread)
+    optimizer, why = read_optimizer("maxtext", keys.text("opt_type"))
+    if why:
+        opened["optimizer"] = f"opt_type: {why}"
     job: dict[str, Any] = {
         "sequence_length": keys.number("max_target_length", default=2048),
         "precision": _precision(keys, unread),
-        "optimizer": _OPTIMIZERS.get(keys.text("opt_type"), "adam"),
+        "optimizer": optimizer,
         "recompute": _recompute(keys, unread),
         "zero_stage": 3,
     }

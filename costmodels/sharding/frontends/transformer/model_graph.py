@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER
 from costmodels.job.training_job import NARROW_BYTES, TrainingJob
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER
 from costmodels.sharding.frontends.transformer.experts import chunk_sizes, combine, dispatch, routing, shared_gate
 from costmodels.sharding.frontends.transformer.layers import (
     activation,

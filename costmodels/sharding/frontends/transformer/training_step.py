@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from costmodels.job.optimizers import MOMENT_BYTES, OPTIMIZERS
+from costmodels.optimizers.contract import MOMENT_BYTES
+from costmodels.optimizers.registry import OPTIMIZERS
 from costmodels.sharding.dims import Place, Rule, rule_of
 from costmodels.sharding.graph import INPUT, STATE, Graph, GraphBuilder, Tensor, TensorKind
 from hardware.io.errors import ConfigError, did_you_mean

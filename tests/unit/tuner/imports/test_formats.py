@@ -159,8 +159,6 @@ def test_a_degree_that_only_a_run_could_tell_is_open():
     ("flags", "named"),
     [
         ("--rampup-batch-size 16 16 100", "--rampup-batch-size"),
-        ("--recompute-granularity full --recompute-method block --recompute-num-layers 2", "--recompute-method"),
-        ("--optimizer muon", "--optimizer"),
         (
             "--num-layers 8 --num-experts 4 --hidden-size 64 --num-attention-heads 2 --moe-layer-freq 3",
             "--moe-layer-freq",

@@ -97,15 +97,10 @@ def test_unknown_flags_are_listed_by_name():
         ("--recompute-norm", {"--recompute-norm": "recompute"}),
         ("--recompute-norm --recompute-granularity full", {}),
         ("--schedules-method dualpipev", {"--schedules-method": ""}),
-        ("--optimizer dist_muon", {"--optimizer": ""}),
         ("--recompute-granularity attention", {"--recompute-granularity": "recompute"}),
         ("--num-experts 8 --moe-layer-freq [1]*2+[0]*22", {"--moe-layer-freq": ""}),
         ("--recompute-granularity full --recompute-method block --recompute-num-layers 24", {}),
-        (
-            "--recompute-granularity full --recompute-method block --recompute-num-layers 6 "
-            "--pipeline-model-parallel-size 2",
-            {"--recompute-method": "recompute"},
-        ),
+        ("--recompute-granularity full --recompute-method block", {"--recompute-method": "recompute"}),
     ],
 )
 def test_a_known_flag_that_no_study_has_is_asked_for(flags, expected):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def configurations(draw):
     setting, grid = space_of(*draw(st.sampled_from(SPACES)))
     config = grid.config(draw(st.integers(0, len(grid) - 1)))
     chunks, layers = config.pp * config.vpp, setting.job.model.num_layers
+    if config.recompute == "none" and layers // chunks > 2:
+        config = replace(config, recompute_layers=draw(st.sampled_from([0, 1, 2])))
     if chunks > 1 and draw(st.booleans()):
         cuts = sorted(draw(st.lists(st.integers(0, layers), min_size=chunks - 1, max_size=chunks - 1)))
         of_stage = tuple(end - begin for begin, end in zip([0, *cuts], [*cuts, layers], strict=True))

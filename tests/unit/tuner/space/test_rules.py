@@ -423,6 +423,7 @@ def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
         (setting_of(rule_set, devices_per_host=8, job={"zero_stage": 3}, **MOE | {"expert_ffn_size": 36}), OPENED),
         *((setting_of(rule_set, **FSDP2, **model), ()) for model in (MOE, {"tied_embeddings": True})),
         (setting_of(rule_set, **FSDP2 | {"job": {"zero_stage": 3, "precision": "fp16"}}), ()),
+        (setting_of(rule_set, devices_per_host=8, job={"optimizer": "muon"}), ("zero_stage",)),
     ]
     zero, split = (varieties[0][0][0].job.zero_stage, varieties[0][0][0].runtime.sequence_parallel)
     usual = {"zero_stage": zero, "sequence_parallel": split}
@@ -433,15 +434,16 @@ def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
         *({"dp": 8, "expert_tp": 2}, {"dp": 4, "expert_tp": 2}, {"tp": 4, "expert_tp": 4, "sequence_parallel": True}),
         *({"dp": 8, "offload": "optimizer"}, {"dp": 8, "offload": "optimizer", "zero_stage": 0}),
         *({"dp": 8, "offload": "optimizer", "zero_stage": 3}, {"dp": 8, "dp_shard": 2, "zero_stage": 3}),
+        *({"dp": 8, "recompute_layers": 1}, {"dp": 8, "recompute_layers": 1, "recompute": "selective"}),
     ]
     # what only an opened dimension refuses: it means the same as another value
-    opened_too = [{"dp": 8, "expert_tp": 1}, {"dp": 8, "dp_shard": 8}]
+    opened_too = [{"dp": 8, "expert_tp": 1}, {"dp": 8, "dp_shard": 8}, {"dp": 8, "recompute_layers": 200}]
     alone = set()
     for (setting, options), opened in varieties:
         open_options = replace(options, opened=opened)
         refusals = rules_broken_by_row(setting, open_options, raw_product(setting, options, opened))
         refusals += [frozenset(broken_rules(setting, open_options, ParallelConfig(**usual | one))) for one in others]
-        apart = replace(options, opened=("expert_tp", "dp_shard"))
+        apart = replace(options, opened=("expert_tp", "dp_shard", "recompute_layers"))
         refusals += [frozenset(broken_rules(setting, apart, ParallelConfig(**usual | one))) for one in opened_too]
         refusals += [broken - {"layers"} for broken in refusals if "pp_layers" in broken]
         alone |= {next(iter(broken)) for broken in refusals if len(broken) == 1}

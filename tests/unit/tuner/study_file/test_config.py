@@ -79,6 +79,7 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
         "sequence_parallel": True,
         "expert_tp": 0,
         "dp_shard": 0,
+        "recompute_layers": 0,
         "plan": "hand",
         "assignment": "",
     }

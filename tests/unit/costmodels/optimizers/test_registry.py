@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from costmodels.job.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS, OptimizerName, optimizers_of
+from costmodels.optimizers.registry import DEFAULT_OPTIMIZER, OPTIMIZERS, OptimizerName, optimizers_of
 
 FRAMEWORKS = ("megatron", "deepspeed", "gpt-neox", "nanotron", "torchtitan")
 
