@@ -31,6 +31,8 @@ def describe_model(model: ModelSpec) -> dict[str, Any]:
         "blocks": {name: {"kind": block.kind, **_sizes_of(block)} for name, block in named},
         "layers": [kinds[at] for at in model.piece_of_layer.tolist()],
     }
+    if model.mtp_layer:
+        found["mtp_layer"] = [model.block_names[model.blocks.index(block)] for block in model.mtp_layer]
     return found if model.decoder is None else found | {"decoder": asdict(model.decoder)}
 
 
@@ -51,8 +53,9 @@ def described_model(described: Mapping[str, Any]) -> ModelSpec:
         return plain_model(**_keys_of(own))
     blocks = {name: _block_of(sizes) for name, sizes in own.pop("blocks").items()}
     layers = tuple(tuple(blocks[name] for name in layer) for layer in own.pop("layers"))
+    own["mtp_layer"] = tuple(blocks[name] for name in own.get("mtp_layer", ()))
     decoder = Decoder(**_keys_of(own.pop("decoder"))) if "decoder" in own else None
-    if unknown := own.keys() - _OWN:
+    if unknown := own.keys() - _OWN - {"mtp_layer"}:
         raise ConfigError("unknown key of a model", key=min(unknown))
     own |= {name: tuple(own.get(name, ())) for name in ("assumed", "left_out")}
     embedding, head = blocks["embedding"], blocks["head"]

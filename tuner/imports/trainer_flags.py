@@ -51,11 +51,12 @@ def import_trainer(text: str, *, config: str | None) -> Imported:
         "precision": _precision(flags, stated, is_chat=config is None),
         "recompute": "full" if _is_on(flags, "--gradient-checkpointing") else "none",
     }
-    if stated.value("optimizer.type") is None and (text := flags.text("--optim")):
-        job["optimizer"], why = read_optimizer("transformers", text)
+    if stated.value("optimizer.type") is None and (name := flags.text("--optim")):
+        optimizer, why = read_optimizer("transformers", name)
         if why:
             opened["optimizer"] = f"--optim: {why}"
-            del job["optimizer"]
+        else:
+            job["optimizer"] = optimizer
     if length := flags.count(*_LENGTH):
         job["sequence_length"] = length
     if config is None:

@@ -15,11 +15,12 @@ from functools import partial
 
 import numpy as np
 
+from costmodels.blocks.operator import Operator, OpKind, Phase
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import CollectiveTime, kernel_s
-from costmodels.operators.layer_operators import Collective, Operator, OpKind, Phase
+from costmodels.operators.layer_operators import Collective
 from costmodels.optimizers.contract import MATRICES, Product
 from costmodels.optimizers.registry import OPTIMIZERS
 from costmodels.step.placement import Groups
