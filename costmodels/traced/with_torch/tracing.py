@@ -37,10 +37,10 @@ def trace_transformers(mapping: Mapping[str, Any], *, with_operators: bool = Tru
         ConfigError: transformers does not know the model, or refuses it; the key is named.
     """
     with stand_ins(Recorder({}, {})):
-        model = built(mapping, name=NAME)
-        mtp, notes = _mtp_modules(model)
+        model, said = built(mapping, name=NAME)
+        mtp, missing = _mtp_modules(model)
     unused = [f"{key} is not used: {why}" for key, why in _NOT_USED.items() if mapping.get(key) is not None]
-    notes = (*notes, *unused)
+    notes = (*said, *missing, *unused)
     division = divide(model)
     runs = run(model, division, mtp) if with_operators else Runs(shapes=(), tallies=())
     return _described(model, division, mtp, runs, notes)
