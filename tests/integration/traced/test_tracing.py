@@ -151,7 +151,7 @@ def test_shared_layers_count_once():
         ({"model_type": "lama"}, "model_type.*unknown to transformers.*llama"),
         ({"model_type": "llama", "num_attention_heads": "many"}, "refused by transformers' LlamaConfig"),
         ({"model_type": "llama", "hidden_size": -4}, "refused by transformers' LlamaConfig.*attention heads"),
-        ({"model_type": "musicgen"}, "cannot be built by transformers' MusicgenForCausalLM"),
+        ({"model_type": "dots1"}, "cannot be built by transformers' Dots1ForCausalLM"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_name(mapping, sentence):
