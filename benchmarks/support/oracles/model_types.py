@@ -8,10 +8,8 @@ from typing import Any
 FILLED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6, "topk_group": 3, "n_group": 8, "topk_method": "group_limited_greedy"},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
-    "hunyuan_v1_dense": {"head_dim": 128},
-    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 4, "moe_topk": 2},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
-    "ministral": {"head_dim": 128},
 }
 """Keys without which the default configuration of a type cannot be built."""
 

@@ -96,8 +96,10 @@ def _model_class(name: str) -> type[transformers.PreTrainedModel] | None:
     return found
 
 
-def built(mapping: Mapping[str, Any], *, name: str) -> nn.Module:
+def built(mapping: Mapping[str, Any], *, name: str) -> tuple[nn.Module, tuple[str, ...]]:
     """Return the model of a config.json on the meta device, in bf16, with attention and experts by the given name.
+
+    Some classes need a `head_dim` that published files leave out; it is filled in then, and a sentence says so.
 
     Raises:
         ConfigError: as `config_of`, or the model cannot be built of these values.
@@ -105,18 +107,33 @@ def built(mapping: Mapping[str, Any], *, name: str) -> nn.Module:
     with _offline():
         config = config_of(mapping)
         model_class = class_of(config, mapping.get("architectures"))
-        chosen = {"experts_implementation": name} if model_class._can_set_experts_implementation() else {}
-        trouble = ""
-        for attention in (name, "sdpa", "eager"):  # classes with tables of their own know only some of these
-            try:
-                with torch.device("meta"):
-                    model: nn.Module = model_class._from_config(
-                        config, attn_implementation=attention, dtype=torch.bfloat16, **chosen
-                    )
-                return model.eval()
-            except Exception as error:  # noqa: BLE001 - a constructor fails in its own way on sizes that do not fit
-                trouble = trouble or first_line(error)
+        model, trouble = _tried(model_class, config, name)
+        if model is not None:
+            return model, ()
+        text = config.get_text_config()
+        hidden, heads = (getattr(text, key, None) for key in ("hidden_size", "num_attention_heads"))
+        if getattr(text, "head_dim", 0) is None and hidden and heads:
+            text.head_dim = hidden // heads
+            model, _ = _tried(model_class, config, name)
+            if model is not None:
+                return model, (f"head_dim is missing and taken as hidden_size / num_attention_heads, {text.head_dim}",)
     raise ConfigError(f"cannot be built by transformers' {model_class.__name__}: {trouble}") from None
+
+
+def _tried(model_class: Any, config: Any, name: str) -> tuple[nn.Module | None, str]:
+    """Return the model, or what its class says; classes with tables of their own know only some attentions."""
+    chosen = {"experts_implementation": name} if model_class._can_set_experts_implementation() else {}
+    trouble = ""
+    for attention in (name, "sdpa", "eager"):
+        try:
+            with torch.device("meta"):
+                model: nn.Module = model_class._from_config(
+                    config, attn_implementation=attention, dtype=torch.bfloat16, **chosen
+                )
+            return model.eval(), ""
+        except Exception as error:  # noqa: BLE001 - a constructor fails in its own way on sizes that do not fit
+            trouble = trouble or first_line(error)
+    return None, trouble
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -87,20 +88,30 @@ def shapes_of(model: Any) -> list[tuple[int, int]]:
 def _whole(
     model: Any, division: Division, shapes: Sequence[tuple[int, int]], recorder: Recorder
 ) -> tuple[list[Tally], str]:
-    """Run with no more layers than kinds need, or with all where the model addresses its last layers by number."""
+    """Run with no more layers than kinds need, with all where the model addresses the last by number, or its decoder.
 
-    def call(b: int, s: int) -> Any:
-        return model(**_inputs(model, b, s))
+    The decoder alone runs where a model around it fails without an image; what is left out is then bounded.
+    """
 
+    def call(one: Any, b: int, s: int) -> Any:
+        return one(**_inputs(model, b, s))
+
+    def tallies(one: Any) -> list[Tally]:
+        return [_tally(model, partial(call, one), b, s, recorder) for b, s in shapes]
+
+    with suppress(Exception), division.shortened():  # the second attempt says what is wrong
+        return tallies(model), ""
     try:
-        with division.shortened():
-            return [_tally(model, call, b, s, recorder) for b, s in shapes], ""
-    except Exception:  # noqa: BLE001 - the second attempt below says what is wrong
-        recorder.forget()
-    try:
-        return [_tally(model, call, b, s, recorder) for b, s in shapes], ""
+        return tallies(model), ""
     except Exception as error:  # noqa: BLE001 - a model fails in its own way on tensors without values
-        return [], first_line(error)
+        trouble = first_line(error)
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    if decoder is None or decoder is model:
+        return [], trouble
+    try:
+        return tallies(decoder), ""
+    except Exception:  # noqa: BLE001 - the model's own words are told
+        return [], trouble
 
 
 def _alone(

@@ -37,10 +37,10 @@ def trace_transformers(mapping: Mapping[str, Any], *, with_operators: bool = Tru
         ConfigError: transformers does not know the model, or refuses it; the key is named.
     """
     with stand_ins(Recorder({}, {})):
-        model = built(mapping, name=NAME)
-        mtp, notes = _mtp_modules(model)
+        model, said = built(mapping, name=NAME)
+        mtp, missing = _mtp_modules(model)
     unused = [f"{key} is not used: {why}" for key, why in _NOT_USED.items() if mapping.get(key) is not None]
-    notes = (*notes, *unused)
+    notes = (*said, *missing, *unused)
     division = divide(model)
     runs = run(model, division, mtp) if with_operators else Runs(shapes=(), tallies=())
     return _described(model, division, mtp, runs, notes)
@@ -101,7 +101,7 @@ def _described(
     )
     ledger.seen.update(owners)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    table = model.get_input_embeddings()
+    table = _input_table(model)
     buffers = {name for name, _ in model.named_buffers()}
     ends = []
     for path, end in division.ends:
@@ -125,6 +125,14 @@ def _described(
         tied_embeddings=head is not None and getattr(head, "weight", None) is getattr(table, "weight", False),
         notes=notes,
     )
+
+
+def _input_table(model: Any) -> nn.Module | None:
+    try:
+        table: nn.Module | None = model.get_input_embeddings()
+    except NotImplementedError:  # the class has none that transformers finds
+        return None
+    return table
 
 
 def _own_parameters(end: nn.Module, path: str, division: Division) -> Iterator[tuple[str, nn.Parameter]]:

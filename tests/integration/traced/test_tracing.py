@@ -48,6 +48,14 @@ def test_an_unknown_type_is_built_by_its_architecture():
     assert traced.num_parameters == 1_026_408_209_408
 
 
+def test_a_head_size_that_a_class_needs_is_filled_in_and_told():
+    """Ministral's class fails without `head_dim`; the hidden size is divided among the heads, and the trace says so."""
+    traced = trace_transformers({"model_type": "ministral"}, with_operators=False)
+
+    assert traced.num_parameters == 7_241_732_096
+    assert traced.notes == ("head_dim is missing and taken as hidden_size / num_attention_heads, 128",)
+
+
 def test_experts_run_with_balanced_routing():
     """The products of DeepSeek's experts have 8 rows for each token, divided among 384 experts."""
     traced = trace_transformers(KIMI_K2)
@@ -143,7 +151,7 @@ def test_shared_layers_count_once():
         ({"model_type": "lama"}, "model_type.*unknown to transformers.*llama"),
         ({"model_type": "llama", "num_attention_heads": "many"}, "refused by transformers' LlamaConfig"),
         ({"model_type": "llama", "hidden_size": -4}, "refused by transformers' LlamaConfig.*attention heads"),
-        ({"model_type": "ministral"}, "cannot be built by transformers' MinistralForCausalLM"),
+        ({"model_type": "dots1"}, "cannot be built by transformers' Dots1ForCausalLM"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_name(mapping, sentence):
