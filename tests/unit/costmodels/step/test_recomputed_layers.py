@@ -86,6 +86,6 @@ def test_a_unit_of_layers_keeps_one_input_and_works_on_all():
     shapes = grid_of(one)
     single, double = (layer_activations(setting.job, runtime, shapes) for setting in (SETTING, pairs))
 
-    assert (single.dense[0], double.dense[0]) == (hidden, hidden / 2)
-    assert double.dense_working[0] == 2 * single.dense_working[0]
+    assert (single.kept[0, 0], double.kept[0, 0]) == (hidden, hidden / 2)
+    assert double.working[0, 0] == 2 * single.working[0, 0]
     assert figures(one)[0] == pytest.approx(figures(one, setting=pairs)[0])

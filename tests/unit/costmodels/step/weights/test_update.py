@@ -10,7 +10,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.training_job import TrainingJob
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.memory.peak import estimate_memory
-from costmodels.step.placement import layer_parameters, pipelines
+from costmodels.step.placement import local_table, pipelines
 from costmodels.step.step_time import estimate_step
 from costmodels.step.weights.kept_parts import fullest
 from costmodels.step.weights.matrices import layer_matrices
@@ -47,9 +47,11 @@ def test_matrices_are_the_models_parameters(name):
     model = find_model(name)
     job = TrainingJob(model=model, sequence_length=4096, global_batch_size=8)
     grid = grid_of(ParallelConfig())
-    blocks = pipelines(setting_for(job, HOSTS), grid).each[0].stages.blocks
-    each = layer_parameters(job, grid)
-    tables = each.table[0] * (1 if model.tied_embeddings else 2) + model.position_parameters
+    pieces = pipelines(setting_for(job, HOSTS), grid).each[0].stages.pieces.copy()
+    if model.num_mtp_layers:  # the model's number of parameters leaves prediction modules out
+        pieces[:, -3] = 0.0
+    blocks = pieces @ model.blocks_of_piece
+    tables = local_table(model, grid)[0] * (1 if model.tied_embeddings else 2) + model.embedding.positions
 
     for joins_gate, splits_qkv in ((True, True), (False, False)):
         matrices = layer_matrices(job, grid, joins_gate=joins_gate, splits_qkv=splits_qkv)
@@ -90,7 +92,7 @@ def test_muon_keeps_one_state_of_matrices():
     states = estimate_memory(setting, grid_of(config)).parts_bytes["optimizer"][0]
 
     others = states / 4 - 2 * model.num_parameters
-    tables = model.embedding_parameters * (1 if model.tied_embeddings else 2)
+    tables = model.embedding.table * (1 if model.tied_embeddings else 2)
     assert tables <= others < 1.05 * tables + 1e-3 * model.num_parameters
 
 
@@ -101,7 +103,7 @@ def test_products_of_muon_take_their_flops_at_a_products_speed():
     setting, muon = step_of(replace(big, optimizer="muon"), one)
     passes = step_of(big, one)[1]
     grid = grid_of(one)
-    blocks = pipelines(setting, grid).each[0].stages.blocks
+    blocks = pipelines(setting, grid).each[0].stages.pieces @ setting.job.model.blocks_of_piece
     flop = 0.0
     for matrix in layer_matrices(setting.job, grid, joins_gate=True, splits_qkv=True):
         products = update_products(setting.job, setting.runtime, matrix)
