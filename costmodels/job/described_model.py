@@ -17,7 +17,7 @@ from costmodels.job.decoder import Decoder
 from costmodels.job.model_spec import ModelSpec, plain_model
 from hardware.io.errors import ConfigError, did_you_mean
 
-_OWN = ("name", "source", "assumed", "hidden_size", "tied_embeddings", "norm", "num_mtp_layers", "left_out")
+_OWN = ("name", "source", "assumed", "hidden_size", "tied_embeddings", "norm", "num_mtp_layers", "left_out", "remarks")
 
 
 def describe_model(model: ModelSpec) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def described_model(described: Mapping[str, Any]) -> ModelSpec:
     decoder = Decoder(**_keys_of(own.pop("decoder"))) if "decoder" in own else None
     if unknown := own.keys() - _OWN - {"mtp_layer"}:
         raise ConfigError("unknown key of a model", key=min(unknown))
-    own |= {name: tuple(own.get(name, ())) for name in ("assumed", "left_out")}
+    own |= {name: tuple(own.get(name, ())) for name in ("assumed", "left_out", "remarks")}
     embedding, head = blocks["embedding"], blocks["head"]
     if not isinstance(embedding, Embedding) or not isinstance(head, Head):
         raise ConfigError("must have an embedding and a head of these names", key="blocks")

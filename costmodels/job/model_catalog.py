@@ -14,6 +14,7 @@ from costmodels.job.decoder import Decoder
 from costmodels.job.hugging_face.reader import model_from_hugging_face
 from costmodels.job.listed_model import listed_model, lists_blocks
 from costmodels.job.model_spec import ModelSpec, plain_model
+from costmodels.job.traced_model import model_of_trace
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 
@@ -63,6 +64,32 @@ def load_model(reference: str, base_dir: Path) -> ModelSpec:
     raise ConfigError(rule, key="model", value=reference, nearest=did_you_mean(reference, model_names()))
 
 
+def trace_model_file(reference: str, base_dir: Path) -> ModelSpec:
+    """Trace the model that transformers builds of a config.json.
+
+    Args:
+        reference: Path, relative to `base_dir`, to the file or to its directory.
+        base_dir: Directory of the file that names the model.
+
+    Raises:
+        ConfigError: there is no such file, transformers or torch is not installed, or transformers cannot build it.
+    """
+    path = _path_of(reference, base_dir)
+    if path is None or not path.is_file():
+        raise ConfigError("no such file", key="transformers", value=reference, nearest="check the path")
+    mapping = read_mapping(path)
+    try:
+        from costmodels.traced.with_torch.tracing import trace_transformers  # noqa: PLC0415 # few studies need torch
+    except ModuleNotFoundError as error:
+        rule = f"needs {error.name}, which is not installed"
+        raise ConfigError(rule, key="transformers", value=reference, nearest="pip install torch transformers") from None
+    try:
+        traced = trace_transformers(mapping)
+        return model_of_trace(traced, name=_name_of(path))
+    except ConfigError as error:
+        raise error.in_file(str(path)) from None
+
+
 def _path_of(reference: str, base_dir: Path) -> Path | None:
     """Return the file that `reference` means, or None if it does not look like a file and none exists.
 
@@ -86,9 +113,13 @@ def read_model_file(path: Path) -> ModelSpec:
     """
     mapping = read_mapping(path)
     if path.suffix == ".json":
-        name = path.parent.resolve().name if path.name == "config.json" else path.stem
-        return model_from_hugging_face(mapping, name=name or path.stem, file=str(path))
+        return model_from_hugging_face(mapping, name=_name_of(path), file=str(path))
     return _model_from_yaml(mapping, name=path.stem, file=str(path))
+
+
+def _name_of(path: Path) -> str:
+    name = path.parent.resolve().name if path.name == "config.json" else path.stem
+    return name or path.stem
 
 
 def _model_from_yaml(mapping: Mapping[str, Any], *, name: str, file: str) -> ModelSpec:

@@ -67,6 +67,7 @@ class ModelSpec:
             2412.19437, section 2.2).
         mtp_layer: Blocks of the layer of a prediction module, if it is not like the last one.
         left_out: Parts of the model that are not priced, for notes.
+        remarks: Sentences about how the model was read, for notes.
         decoder: Keys of the model if it is a plain decoder, or would be one without the masks of its attention.
     """
 
@@ -82,6 +83,7 @@ class ModelSpec:
     num_mtp_layers: int = 0
     mtp_layer: Layer = ()
     left_out: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     decoder: Decoder | None = None
 
     @classmethod

@@ -41,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
     "costmodels.traced": set(),
     "costmodels.blocks": set(),
     "costmodels.optimizers": set(),
-    "costmodels.job": {"costmodels.blocks", "costmodels.optimizers"},
+    "costmodels.job": {"costmodels.traced", "costmodels.blocks", "costmodels.optimizers"},
     "costmodels.operators": {"costmodels.blocks", "costmodels.job"},
     "costmodels.step": {"costmodels.blocks", "costmodels.optimizers", "costmodels.job", "costmodels.operators"},
     "costmodels.simulator": {"costmodels.blocks", "costmodels.job", "costmodels.operators", "costmodels.step"},

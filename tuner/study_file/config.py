@@ -38,7 +38,14 @@ from tuner.study_file.proxy_keys import proxy_options
 from tuner.study_file.request import Economics, HistoryOptions, StudyRequest, TrialOptions
 from tuner.study_file.space_options import notes_on_former_rules, runnable_options, with_free_memory, with_told_layers
 from tuner.study_file.storage_address import StorageAddress
-from tuner.study_file.study_keys import LONGEST_NAME, PlannerKeys, SearchOptions, StudyKeys
+from tuner.study_file.study_keys import (
+    LONGEST_NAME,
+    OwnModelKeys,
+    PlannerKeys,
+    SearchOptions,
+    StudyKeys,
+    TracedModelKeys,
+)
 from tuner.study_file.subject import choose_subject
 from tuner.subject.ability import Ability
 from tuner.subject.contract import AbstractSubject
@@ -110,7 +117,7 @@ def _resolve(
     chosen = choose_subject(keys, cluster, base_dir)
     subject = chosen.subject
     options, renamed = with_free_memory(chosen.options, keys.space, keys.limits, paths.named)
-    notes += (*renamed, *notes_on_former_rules(options, chosen.parts.setting), *_left_out(chosen.parts.setting))
+    notes += (*renamed, *notes_on_former_rules(options, chosen.parts.setting), *_notes_on_model(chosen.parts.setting))
     catalog = chosen.catalog and replace(chosen.catalog, options=options)
     found = _knobs_of(keys.space.knobs, catalog, subject)
     knobs = found.knobs
@@ -165,10 +172,12 @@ def _resolve(
     )
 
 
-def _left_out(setting: Setting | None) -> tuple[str, ...]:
-    """Return a note on the parts of the model that no prediction counts."""
-    parts = setting.job.model.left_out if setting else ()
-    return (f"{' and '.join(parts)} of the model: left out of all predictions",) if parts else ()
+def _notes_on_model(setting: Setting | None) -> tuple[str, ...]:
+    """Return notes on how the model was read, and on its parts that no prediction counts."""
+    if setting is None:
+        return ()
+    parts, remarks = setting.job.model.left_out, setting.job.model.remarks
+    return (*remarks, *((f"{' and '.join(parts)} of the model: left out of all predictions",) if parts else ()))
 
 
 def _knobs_of(entries: Entries, catalog: KnobCatalog | None, subject: AbstractSubject) -> StudyKnobs:
@@ -204,12 +213,19 @@ def _check_written(trial: AbstractTrialKeys, storage: StorageAddress, paths: Stu
         paths.check_written(paths.folder / name, key=key, value=name, nearest=f"give --set {key}={name}")
 
 
+def _model_file(named: str | OwnModelKeys | TracedModelKeys | None) -> str | None:
+    """Return the path of the file that describes the model, if one does."""
+    if isinstance(named, TracedModelKeys):
+        return named.transformers
+    return named if isinstance(named, str) else None
+
+
 def _files_read(
     keys: StudyKeys, history: Sequence[HistoryEntry], trace: Path | None, base_dir: Path
 ) -> Iterator[tuple[str, Path]]:
     """Yield the key and path of each file that a study may read; the name of a catalog entry is no existing path."""
     named = [
-        ("model", keys.model if isinstance(keys.model, str) else None),
+        ("model", _model_file(keys.model)),
         ("runtime", keys.runtime),
         ("cluster.file", keys.cluster.get("file")),
         ("cost.prices", keys.cost.prices),

@@ -281,16 +281,26 @@ class OwnModelKeys(DocumentedModel):
     """
 
 
+class TracedModelKeys(DocumentedModel):
+    """`model:` of a study whose model transformers builds."""
+
+    transformers: Annotated[str, Field(min_length=1)]
+    """Path to a Hugging Face `config.json`, or to its directory. transformers and torch must be installed; they build
+    the model without weights, and run a layer of each kind without values.
+    """
+
+
 class StudyKeys(DocumentedModel):
     """A study file."""
 
     name: Annotated[str, AfterValidator(_checked_name)]
     """The study's name in its storage: letters, digits, dots, dashes, underscores."""
 
-    model: str | OwnModelKeys | None = None
-    """Name in the catalog, or path to a YAML file, to a Hugging Face `config.json`, or to its directory; or `{jax:
-    module:factory}` or `{torch: module:factory}`, a training step of your own ([own-step.md](own-step.md)), which needs
-    no `job` and no `runtime`.
+    model: str | OwnModelKeys | TracedModelKeys | None = None
+    """Name in the catalog, or path to a YAML file, to a Hugging Face `config.json`, or to its directory
+    ([models](models.md)); or `{transformers: config.json}`, which transformers itself builds and which is traced; or
+    `{jax: module:factory}` or `{torch: module:factory}`, a training step of your own ([own-step.md](own-step.md)),
+    which needs no `job` and no `runtime`.
     Required, except for a replay, which takes it from its rows.
     """
 

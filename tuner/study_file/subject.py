@@ -8,7 +8,8 @@ from typing import Any, get_args
 
 from costmodels.calibration.measured_runs import MeasuredGroup
 from costmodels.job.facts import parse_facts, with_facts
-from costmodels.job.model_catalog import load_model
+from costmodels.job.model_catalog import load_model, trace_model_file
+from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import DIMENSIONS
 from costmodels.job.runtime import LAYOUT_RULE_SETS, RuntimeProfile, find_runtime, read_profile
 from costmodels.job.sequences import check_rows
@@ -35,7 +36,7 @@ from tuner.study_file.space_options import (
     has_gainful_layers,
     headroom_of,
 )
-from tuner.study_file.study_keys import JobKeys, OwnModelKeys, PlannerKeys, SpaceKeys, StudyKeys
+from tuner.study_file.study_keys import JobKeys, OwnModelKeys, PlannerKeys, SpaceKeys, StudyKeys, TracedModelKeys
 from tuner.subject.catalog import CatalogSubject
 from tuner.subject.contract import AbstractSubject
 from tuner.subject.own_step import OwnStepSubject
@@ -258,9 +259,9 @@ def _job(keys: StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime: 
     for key in ("model", "job"):
         if getattr(keys, key) is None:
             raise ConfigError("is required and missing", key=key)
-    assert isinstance(keys.model, str), "checked above"
+    assert isinstance(keys.model, str | TracedModelKeys), "checked above"
     assert keys.job is not None, "checked above"
-    model = load_model(keys.model, base_dir)
+    model = _load(keys.model, base_dir)
     values = keys.job.model_dump()
     if values["zero_stage"] is None:
         sharded = [stage for stage in runtime.offered_stages if stage]
@@ -282,6 +283,12 @@ def _check_sharding(runtime: RuntimeProfile) -> None:
     if runtime.torch_fsdp2 and (runtime.rule_set not in LAYOUT_RULE_SETS or not runtime.offered_stages):
         rule = f"is a way of Megatron-LM alone, and the runtime is {runtime.name}"
         raise ConfigError(rule, key="facts.sharding", value="fsdp2", nearest="own, or leave it out")
+
+
+def _load(named: str | TracedModelKeys, base_dir: Path) -> ModelSpec:
+    if isinstance(named, str):
+        return load_model(named, base_dir)
+    return under("model", lambda: trace_model_file(named.transformers, base_dir))  # type: ignore[no-any-return] # as above
 
 
 def _set_batch(values: dict[str, Any], keys: JobKeys, base_dir: Path) -> None:
