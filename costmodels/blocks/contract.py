@@ -120,7 +120,7 @@ class AbstractBlock(ABC):
 
         Roles: `heads` (dealt over tp and up), `kv_heads` and `state_heads` (over tp), `projection` (width of one
         product for queries, keys and values), `ffn` (inner size, over tp), `experts` (over ep), `expert_ffn` (over
-        expert_tp).
+        expert_tp); and `top_k`, the experts that a token visits, which nothing cuts.
         """
         return {}
 

@@ -220,4 +220,4 @@ class Experts(AbstractBlock):
     def sizes(self) -> dict[str, int]:
         """Return the number of experts and the inner sizes."""
         shared = {"ffn": self.shared_ffn_size} if self.shared_ffn_size else {}
-        return {"experts": self.num_experts, "expert_ffn": self.ffn_size, **shared}
+        return {"experts": self.num_experts, "top_k": self.top_k, "expert_ffn": self.ffn_size, **shared}

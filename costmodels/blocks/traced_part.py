@@ -161,20 +161,6 @@ class TracedPart(AbstractBlock):
         dropped = core * (tally.drops("core_attn") and not context.facts.selective_products)
         return BlockMemory(kept=kept, dropped=dropped, gradient=tally.hidden)
 
-    def exchanges(self, context: BlockContext) -> Exchanges:
-        """Return keys and values of the ring, and what Ulysses sends; with a scan, what an exchange of heads sends."""
-        tp = context.degrees.tp
-        keys, queries = np.zeros_like(context.tokens), np.zeros_like(context.tokens)
-        for one in self.heads:
-            keys = keys + np.maximum(one.kv_number / tp, 1.0) * (one.head_dim + one.value_head_dim)
-            queries = queries + one.number * (one.head_dim + one.value_head_dim) / tp
-        if self.heads:
-            tokens = context.tokens
-            return Exchanges(tensor=True, ring=tokens * keys, heads=tokens * (queries + keys))
-        width = sum(max(one.inputs, one.outputs) * one.rows for one in self.products)
-        dealt = context.tokens * width / tp if self.scan_flops else None
-        return Exchanges(tensor=True, heads=dealt, dealt=dealt)
-
     def matrices(self, degrees: Degrees, *, joins_gate: bool, splits_qkv: bool) -> list[Matrix]:  # noqa: ARG002
         """Return the matrices of the products."""
         tp = degrees.tp.astype(np.float64)
@@ -195,6 +181,20 @@ class TracedMixer(TracedPart):
     kind: ClassVar[str] = "traced_mixer"
     family: ClassVar[Family] = Family.MIXER
 
+    def exchanges(self, context: BlockContext) -> Exchanges:
+        """Return keys and values of the ring, and what Ulysses sends; with a scan, what an exchange of heads sends."""
+        tp = context.degrees.tp
+        keys, queries = np.zeros_like(context.tokens), np.zeros_like(context.tokens)
+        for one in self.heads:
+            keys = keys + np.maximum(one.kv_number / tp, 1.0) * (one.head_dim + one.value_head_dim)
+            queries = queries + one.number * (one.head_dim + one.value_head_dim) / tp
+        if self.heads:
+            tokens = context.tokens
+            return Exchanges(tensor=True, ring=tokens * keys, heads=tokens * (queries + keys))
+        width = sum(max(one.inputs, one.outputs) * one.rows for one in self.products)
+        dealt = context.tokens * width / tp
+        return Exchanges(tensor=True, heads=dealt, dealt=dealt)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TracedMlp(TracedPart):
@@ -202,6 +202,10 @@ class TracedMlp(TracedPart):
 
     kind: ClassVar[str] = "traced_mlp"
     family: ClassVar[Family] = Family.MLP
+
+    def exchanges(self, context: BlockContext) -> Exchanges:  # noqa: ARG002 # the contract's
+        """Return that tp gathers the input and scatters the output."""
+        return Exchanges(tensor=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -287,4 +291,4 @@ class TracedExperts(TracedPart):
 
     def sizes(self) -> dict[str, int]:
         """Return the number of experts."""
-        return {"experts": self.num_experts}
+        return {"experts": self.num_experts, "top_k": round(self.visits)}

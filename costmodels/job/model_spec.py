@@ -292,17 +292,17 @@ class ModelSpec:
     @property
     def is_moe(self) -> bool:
         """Whether some layers route tokens to experts."""
-        return self.experts is not None
+        return self.num_experts > 0
 
     @property
     def num_experts(self) -> int:
         """Routed experts of one layer; 0 in a dense model."""
-        return self.experts.num_experts if self.experts else 0
+        return max(self.sizes("experts"), default=0)
 
     @property
     def top_k(self) -> int:
         """Routed experts that one token visits; 0 in a dense model."""
-        return self.experts.top_k if self.experts else 0
+        return max(self.sizes("top_k"), default=0)
 
     @cached_property
     def num_parameters(self) -> int:

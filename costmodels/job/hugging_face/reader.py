@@ -32,7 +32,7 @@ def _read(config: Config, name: str) -> ModelSpec:
     model_type = config.value("model_type")
     reader = READERS.get(model_type) if isinstance(model_type, str) else None
     if reader is None:
-        nearest = did_you_mean(model_type, READERS)
+        nearest = f"{did_you_mean(model_type, READERS)}; `model: {{transformers: FILE}}` has transformers build it"
         raise ConfigError("unknown model type", key="model_type", value=model_type, nearest=nearest)
     found = reader(config, name)
     config.check_rest()

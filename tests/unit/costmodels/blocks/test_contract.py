@@ -28,6 +28,7 @@ from costmodels.blocks.registry import block_kinds
 from costmodels.blocks.short_convolution import ShortConvolution
 from costmodels.blocks.sparse_latent_attention import SparseLatentAttention
 from costmodels.blocks.tally import Tally
+from costmodels.blocks.traced_part import Heads, Product, TracedExperts, TracedMixer, TracedMlp
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
 from costmodels.operators.layer_operators import block_context
@@ -40,7 +41,7 @@ LATENT = {"num_heads": 16, "kv_lora_rank": 96, "qk_nope_head_dim": 32, "qk_rope_
 FEW = {"num_experts": 16, "top_k": 4, "ffn_size": 256}
 PRODUCTS = (OpKind.MATMUL, OpKind.GROUPED_MATMUL)
 MODULES = (("core_attn",), ("mlp",), ("moe",), ("layernorm", "moe_act", "shared_experts"), ("mla_up_proj", "core_attn"))
-ROLES = {"heads", "kv_heads", "state_heads", "projection", "ffn", "experts", "expert_ffn"}
+ROLES = {"heads", "kv_heads", "state_heads", "projection", "ffn", "experts", "expert_ffn", "top_k"}
 PLAIN = replace(find_runtime("megatron-core"), vocabulary_multiple=1)
 
 
@@ -131,6 +132,43 @@ EXAMPLES = {
     "head": Example(block=Head(**OWN, vocab_size=8192, has_table=True), vectors=H),
     "tied head": Example(block=Head(**OWN, vocab_size=8192, has_table=False), vectors=H - 8192 * H),
     "prediction join": Example(block=PredictionJoin(**OWN), vectors=2 * H),
+    "traced mixer": Example(
+        block=TracedMixer(
+            hidden_size=H,
+            products=(Product(1.0, H, 1024), Product(1.0, H, 512), Product(1.0, 1024, H)),
+            heads=(Heads(16, 8, 64, 64, Mask(window=256)),),
+            moved_bytes=4096.0,
+            dense_parameters=H * (1024 + 512 + 1024) + H,
+        ),
+        vectors=H,
+    ),
+    "traced scan": Example(
+        block=TracedMixer(
+            hidden_size=H,
+            products=(Product(1.0, H, 2048), Product(1.0, 1024, H)),
+            scan_flops=1e6,
+            square_flops=8.0,
+            dense_parameters=H * 3072 + H,
+        ),
+        vectors=H,
+    ),
+    "traced MLP": Example(
+        block=TracedMlp(
+            hidden_size=H, products=(Product(1.0, H, 2048), Product(1.0, 2048, H)), dense_parameters=H * 4096
+        ),
+        vectors=0,
+    ),
+    "traced experts": Example(
+        block=TracedExperts(
+            hidden_size=H,
+            products=(Product(1.0, H, 16),),
+            routed=(Product(4.0, H, 512), Product(4.0, 256, H)),
+            num_experts=16,
+            dense_parameters=16 * H,
+            expert_parameters=16 * 3 * H * 256,
+        ),
+        vectors=0,
+    ),
 }
 """At least one block of each kind; add one here for every file that you add to the folder."""
 
