@@ -5,11 +5,12 @@
 For each type of transformers' causal and vision-language mappings, and for BERT, T5 and ViT, the default configuration
 and its changes (benchmarks/support/oracles/model_types.py) are built on the meta device. Columns: parameters of the
 default [billions]; read: `equal` where our reader gives the same number to the last one for all configurations, `with
-buffers` where it does with values that transformers keeps as buffers (correction biases of routers), the difference
-where it gives another, `refused` where it refuses a configuration, `-` where no reader knows the type; traced: `whole`,
-`bounded` where something could only be bounded, `not run` where the parameters alone are known, or `refused`; layers in
-all rows, and how many of them are unlike; said: what was bounded, or why the type is refused. The exit status is 1
-where a reader is wrong.
+buffers` where it does with values that transformers keeps as buffers (correction biases of routers), `equal without its
+tower` where it reads the language model of a multimodal one and says so, the difference where it gives another,
+`refused` where it refuses a configuration, `-` where no reader knows the type; traced: `whole`, `bounded` where
+something could only be bounded, `not run` where the parameters alone are known, or `refused`; layers in all rows, and
+how many of them are unlike; said: what was bounded, or why the type is refused. The exit status is 1 where a reader is
+wrong.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Any
 
 from benchmarks.support.oracles.model_types import configurations
 from benchmarks.support.timing import benchmark_parser, publish, tell
-from costmodels.job.hugging_face import READERS, model_from_hugging_face
-from costmodels.traced.model import TracedModel
+from costmodels.job.hugging_face.reader import READERS, model_from_hugging_face
+from costmodels.traced.model import TracedModel, TracedParameter
 from hardware.io.errors import ConfigError
 
 ENCODERS = ("bert", "t5", "vit")
@@ -90,13 +91,28 @@ def _read(model_type: str, mappings: list[dict[str, Any]], traces: list[TracedMo
     found = set()
     for mapping, trace in zip(mappings, traces, strict=True):
         try:
-            ours = model_from_hugging_face(mapping, name=model_type, file="config.json").num_parameters
+            spec = model_from_hugging_face(mapping, name=model_type, file="config.json")
         except ConfigError as error:
             return f"refused: {error}"[:80]
-        difference = ours - trace.num_parameters
+        if spec.left_out and len(trace.rows) > 1:
+            difference = spec.num_parameters - _of_language_model(trace)
+            found.add(f"{difference:+}" if difference else "equal without its tower")
+            continue
+        difference = spec.num_parameters - trace.num_parameters
         buffers = difference == trace.num_buffer_values != 0
         found.add("equal" if not difference else "with buffers" if buffers else f"{difference:+}")
     return ", ".join(sorted(found))
+
+
+def _of_language_model(trace: TracedModel) -> int:
+    """Count the parameters of the largest row of layers, its tables and its last norm."""
+    main, tables = trace.rows[0], list[TracedParameter]()
+    total = sum(trace.kinds[kind].num_parameters for kind in main.kinds)
+    for end in trace.ends:
+        if end.kind == "embedding" and end.block.parameters:
+            tables.append(end.block.parameters[0])
+    table = max(tables, key=lambda one: one.shape[0])
+    return total + table.size * (1 if trace.tied_embeddings else 2) + table.shape[1]
 
 
 def failed(row: Row) -> bool:

@@ -33,6 +33,7 @@ class Head(AbstractBlock):
         vocab_size: Rows of its table.
         has_table: Whether the table is its own, and not that of the embedding or of another head.
         norm_size: Parameters of the last norm.
+        bias: Whether the logits have a bias.
     """
 
     kind: ClassVar[str] = "head"
@@ -42,6 +43,7 @@ class Head(AbstractBlock):
     vocab_size: int
     has_table: bool
     norm_size: int
+    bias: bool = False
 
     @property
     def table(self) -> int:
@@ -51,11 +53,12 @@ class Head(AbstractBlock):
     @property
     def parameters(self) -> int:
         """Parameters of its own table and the norm."""
-        return self.table * self.has_table + self.norm_size
+        return self.table * self.has_table + self.norm_size + self.bias * self.vocab_size
 
     def held(self, degrees: Degrees) -> HeldParameters:
         """Return the parameters of one rank [n]: tp divides the table."""
-        return HeldParameters(dense=self.table * self.has_table / degrees.tp.astype(np.float64) + self.norm_size)
+        cut = self.table * self.has_table + self.bias * self.vocab_size
+        return HeldParameters(dense=cut / degrees.tp.astype(np.float64) + self.norm_size)
 
     def operators(self, build: OperatorBuilder) -> list[Operator]:
         """Return the norm, the logits and the loss; the vocabulary is cut by tp, so logits are never gathered."""

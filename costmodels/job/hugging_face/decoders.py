@@ -100,6 +100,11 @@ def qwen3(config: Config) -> Sizes:
     return {**decoder(config, tied=False), **heads, **attention_biases(config), "qk_norm": True}
 
 
+def qwen3_vl_text(config: Config) -> Sizes:
+    """Read the language model of Qwen3-VL, whose class ties its head by default."""
+    return {**qwen3(config), "tied_embeddings": config.flag("tie_word_embeddings", default=True)}
+
+
 def gemma(config: Config) -> Sizes:
     """Read Gemma."""
     return {**decoder(config, tied=True), **grouped_heads(config, head_dim=256), **attention_biases(config)}

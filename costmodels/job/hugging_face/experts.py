@@ -269,7 +269,7 @@ def ernie4_5_moe(config: Config, name: str) -> ModelSpec:
     dense = mlp(config, size=config.count("intermediate_size"), bias=bias)
     mixer = attention(config, bias=bias, output_bias=bias)
     rows = [(mixer, routed if first <= at <= end and (at + 1) % every == 0 else dense) for at in range(layers)]
-    return model(config, rows, name=name, tied=True)
+    return model(config, rows, name=name, tied=True, head_bias=bias)
 
 
 def longcat_flash(config: Config, name: str) -> ModelSpec:

@@ -51,8 +51,8 @@ def _plain(
     return read
 
 
-def _multimodal(text_type: str) -> Reader:
-    return lambda config, name: language_model(config, lambda text: _read(text, name), text_type=text_type)
+def _multimodal(text_type: str, *, tied: bool | None = None) -> Reader:
+    return lambda config, name: language_model(config, lambda text: _read(text, name), text_type=text_type, tied=tied)
 
 
 def _mistral_window(config: Config, spec: ModelSpec) -> ModelSpec:
@@ -121,10 +121,10 @@ READERS: dict[str, Reader] = {
     "qwen3_5_text": recurrent.qwen3_next,
     "qwen3_moe": _plain(decoders.qwen3_moe, windowed.with_upper_windows),
     "qwen3_next": recurrent.qwen3_next,
-    "qwen3_vl": _multimodal("qwen3_vl_text"),
+    "qwen3_vl": _multimodal("qwen3_vl_text", tied=False),
     "qwen3_vl_moe": _multimodal("qwen3_vl_moe_text"),
     "qwen3_vl_moe_text": experts.qwen3_vl_moe_text,
-    "qwen3_vl_text": _plain(decoders.qwen3),
+    "qwen3_vl_text": _plain(decoders.qwen3_vl_text),
     "seed_oss": windowed.seed_oss,
     "smollm3": windowed.smollm3,
 }

@@ -137,6 +137,7 @@ def model(
     tied: bool,
     mtp: int = 0,
     mtp_layer: Sequence[AbstractBlock] = (),
+    head_bias: bool = False,
     left_out: Sequence[str] = (),
 ) -> ModelSpec:
     """Return the model of these layers, between the tables of the config.json.
@@ -148,6 +149,7 @@ def model(
         tied: Default of `tie_word_embeddings`.
         mtp: Multi-token prediction modules.
         mtp_layer: Blocks of their layer, if it is not like the last one.
+        head_bias: Whether the logits have a bias.
         left_out: Parts that are not read.
     """
     hidden_size, vocab_size = config.count("hidden_size"), config.count("vocab_size")
@@ -161,7 +163,9 @@ def model(
         norm="rms",
         layers=rows,
         embedding=Embedding(hidden_size=hidden_size, vocab_size=vocab_size),
-        head=Head(hidden_size=hidden_size, vocab_size=vocab_size, has_table=not is_tied, norm_size=hidden_size),
+        head=Head(
+            hidden_size=hidden_size, vocab_size=vocab_size, has_table=not is_tied, norm_size=hidden_size, bias=head_bias
+        ),
         num_mtp_layers=mtp,
         mtp_layer=tuple(mtp_layer),
         left_out=tuple(left_out),

@@ -6,11 +6,11 @@ pytest.importorskip("torch", reason="the judge needs torch: pip install 'meshtun
 pytest.importorskip("transformers", reason="the judge needs transformers")
 
 from benchmarks.judges.model_types import all_types, failed, main, measure
-from costmodels.job.hugging_face import READERS
+from costmodels.job.hugging_face.reader import READERS
 
 pytestmark = pytest.mark.slow
 
-KNOWN_GAPS = {"gemma3": "its vision tower is not read"}
+KNOWN_GAPS = {"longcat_flash": "transformers gives weights to its idle experts"}
 
 
 @pytest.mark.parametrize("model_type", sorted(READERS))
@@ -18,7 +18,7 @@ def test_every_reader_gives_the_parameters_of_transformers(model_type):
     """A reader that takes the default and its changes agrees to the last parameter, or is one of the known gaps."""
     row = measure(model_type, with_operators=False)
 
-    assert row["traced"] == "parameters"
+    assert row["traced"] in ("parameters", "refused")
     assert failed(row) == (model_type in KNOWN_GAPS)
 
 
@@ -32,9 +32,9 @@ def test_the_judge_asks_about_decoders_vision_language_models_and_encoders():
 
 def test_a_type_without_a_reader_is_traced_and_one_that_needs_a_library_is_refused(capsys):
     """The table says of each type who reads it, and its exit status is 0 where no reader is wrong."""
-    assert main(["--type", "smollm3,gemma3n", "--parameters-only"]) == 0
+    assert main(["--type", "starcoder2,gemma3n", "--parameters-only"]) == 0
 
     first, second = (line.split() for line in capsys.readouterr().out.splitlines()[1:3])
-    assert first[:4] == ["smollm3", "3.075", "-", "parameters"]
+    assert first[:4] == ["starcoder2", "3.03", "-", "parameters"]
     assert second[0] == "gemma3n"
     assert "timm" in second

@@ -123,6 +123,10 @@ NO_KNOBS = {
     "expert_imbalance": "routing that is balanced by force trains nothing",
     "sharding": "each of the two ways has layouts and stages of its own, so that a study has one of them",
     "vocabulary_multiple": "it changes the model",
+    "muon_tp_mode": "it changes what Muon learns",
+    "muon_splits_qkv": "it changes what Muon learns",
+    "newton_schulz": "it changes what Muon learns",
+    "newton_schulz_steps": "it changes what Muon learns",
 }
 
 
