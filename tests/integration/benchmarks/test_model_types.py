@@ -35,6 +35,6 @@ def test_a_type_without_a_reader_is_traced_and_one_that_needs_a_library_is_refus
     assert main(["--type", "starcoder2,gemma3n", "--parameters-only"]) == 0
 
     first, second = (line.split() for line in capsys.readouterr().out.splitlines()[1:3])
-    assert first[:4] == ["starcoder2", "3.03", "-", "parameters"]
+    assert first[:4] == ["starcoder2", "3.030", "-", "parameters"]
     assert second[0] == "gemma3n"
     assert "timm" in second
