@@ -143,3 +143,34 @@ def _keys_of(kind: str) -> type[StrictModel]:
             kind_of = Count if is_required else NotNegative
         keys[field.name] = (kind_of, ... if is_required else field.default)
     return create_model(f"_{block.__name__}", __base__=StrictModel, **keys)
+
+
+def listed_keys(model: ModelSpec) -> dict[str, Any]:
+    """Return the keys of a file that lists the blocks of a model; sizes that have their defaults are left out.
+
+    The layers are those of the shortest period.
+    """
+    named = dict(zip(model.blocks, model.block_names, strict=True))
+    rows = [[named[block] for block in layer] for layer in model.layers]
+    period = next(n for n in range(1, len(rows) + 1) if all(rows[at] == rows[at % n] for at in range(len(rows))))
+    used = {name for row in rows for name in row}
+    own = {
+        name: getattr(model, name) for name in ("hidden_size", "vocab_size", "tied_embeddings", "norm", "num_layers")
+    }
+    own |= {name: getattr(model, name) for name in ("learned_positions", "num_mtp_layers") if getattr(model, name)}
+    blocks = {name: _stated(block) for block, name in named.items() if name in used}
+    return {**own, "blocks": blocks, "layers": rows[:period]}
+
+
+def _stated(block: AbstractBlock) -> dict[str, Any]:
+    found: dict[str, Any] = {"kind": block.kind}
+    for field in fields(block):  # type: ignore[arg-type] # every kind is a dataclass of its sizes
+        value = getattr(block, field.name)
+        if field.name in OF_THE_MODEL or value == field.default:
+            continue
+        if field.name == "mask":
+            if value != Mask():
+                found["mask"] = {one.name: getattr(value, one.name) for one in fields(value)}
+            continue
+        found[field.name] = value
+    return found

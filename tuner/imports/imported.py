@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from costmodels.job.facts import FactValue
+from costmodels.job.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from trials.command.slurm.jobs import Tasks
@@ -122,6 +123,13 @@ class LaunchCommand:
         return "once" if self.tasks == "once" and self.slurm is None else "per_host"
 
 
+class Blocks(Protocol):
+    """Layers that differ from those of a plain decoder."""
+
+    def apply(self, model: ModelSpec) -> ModelSpec:
+        """Return a plain decoder with these layers."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Imported:
     """Facts that one file states. Missing values are filled with the defaults of the framework, never guessed.
@@ -131,6 +139,7 @@ class Imported:
             gpt-neox, flagscale, hugging-face, json or log.
         runtime: Name of the runtime profile that describes the framework.
         model: Fields of a ModelSpec that the file states; empty if it does not describe the model.
+        blocks: Layers of that model that are no plain decoder's, if the file states some.
         model_name: Name of the model in the catalog, or empty.
         missing: Fields of the model that the file does not state, with the flag or key for each, or a reason.
         job: Keys of a study's `job:`. A missing global_batch_size is `micro_batches` times dp times mbs.
@@ -154,6 +163,7 @@ class Imported:
     framework: str
     runtime: str
     model: Mapping[str, Any] = field(default_factory=dict)
+    blocks: Blocks | None = None
     model_name: str = ""
     missing: Mapping[str, str] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)

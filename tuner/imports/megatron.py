@@ -17,6 +17,7 @@ from tuner.imports.bash.texts import Argument
 from tuner.imports.facts import facts_in_environment, facts_in_flags
 from tuner.imports.flags import Flag, Flags, flag_name, flags_among
 from tuner.imports.imported import Imported, Unread
+from tuner.imports.megatron_blocks import blocks_of
 from tuner.imports.megatron_command import command_of
 from tuner.imports.megatron_degrees import degrees_of
 from tuner.imports.megatron_hidden import Found, Hidden, agreed_words, hidden_by_rivals, hidden_words
@@ -98,6 +99,7 @@ def import_flags(
     refuse_other_models(flags, tuple(flag.name for flag in listed), program)
     found = Found(flags=flags, hidden=hidden)
     model, missing = model_of(flags)
+    blocks = blocks_of(flags)
     if model:
         missing |= hidden_sizes(flags, flags.asked, hidden)
     else:
@@ -125,6 +127,7 @@ def import_flags(
         framework="megatron",
         runtime=runtime,
         model=model,
+        blocks=blocks if model else None,
         missing=missing,
         job=job,
         degrees=degrees,

@@ -259,7 +259,7 @@ def _moe_layers(flags: Flags, num_layers: int) -> dict[str, Any]:
             flags.doubt("--moe-layer-freq", f"{text} does not divide {num_layers} layers, and would be read as 1")
             period = 1
         return {"num_dense_layers": dense, "moe_layer_period": period}
-    pattern = _expand_pattern(text) if len(text) <= 1000 else ""
+    pattern = expand_pattern(text) if len(text) <= 1000 else ""
     leading = len(pattern) - len(pattern.lstrip("0"))
     if not pattern or "0" in pattern[leading:]:
         flags.doubt("--moe-layer-freq", f"{text} is not modelled: Meshtune would assume that every layer has experts")
@@ -267,7 +267,7 @@ def _moe_layers(flags: Flags, num_layers: int) -> dict[str, Any]:
     return {"num_dense_layers": leading}
 
 
-def _expand_pattern(text: str) -> str:
+def expand_pattern(text: str) -> str:
     """Expand a list such as `([0]*3+[1]*58)` to 000111...; return an empty text if it is not such a list."""
     if not re.fullmatch(r"\(?\[[01,]+\](\*[0-9]{1,4})?(\+\[[01,]+\](\*[0-9]{1,4})?)*\)?", text):
         return ""

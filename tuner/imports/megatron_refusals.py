@@ -106,8 +106,8 @@ _KINDS = (
         flags=("--retro-add-retriever",),
     ),
     _Kind(
-        what="has state-space layers (Mamba, or a hybrid of Mamba and attention)",
-        needs="kernels, states and a layer pattern of state-space models",
+        what="has state-space layers (Mamba, or a hybrid of Mamba and attention), whose pattern sets its own stages",
+        needs="a pattern for each candidate; `model:` of a study may list such blocks, or name a config.json",
         programs=("pretrain_mamba", "pretrain_hybrid"),
         parts=("rwkv",),
         flags=("--is-hybrid-model", "--hybrid-override-pattern", "--hybrid-layer-pattern", "--hybrid-attention-ratio"),
@@ -117,8 +117,7 @@ _KINDS = (
         what="has linear attention",
         needs="kernels and states of linear attention, and which layers have it",
         flags=("--use-linear-attention", "--linear-attention", "--use-lightning-attention"),
-        prefixes=("--linear-attention-", "--linear-conv-", "--linear-key-", "--linear-value-", "--linear-num-"),
-        values=(("--experimental-attention-variant", ("gated_delta_net", "kimi_delta_attention", "linear")),),
+        values=(("--experimental-attention-variant", ("kimi_delta_attention", "linear")),),
     ),
     _Kind(
         what="trains on preferences or rewards",

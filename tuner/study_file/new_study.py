@@ -313,6 +313,10 @@ def _model(imported: Imported, added: Added, name: str, file: Path, folder: Path
         model = plain_model(name=name, source=f"the flags of {file.name}", **imported.model)
     except ConfigError as error:
         raise error.in_file(str(file)) from None
+    if imported.blocks is not None:
+        model = imported.blocks.apply(model)
+    if not model.is_plain:
+        return "", model
     sizes = _sizes(model)
     known_models = [other for other in model_names() if find_model(other).is_plain]
     twin = next((other for other in known_models if _sizes(find_model(other)) == sizes), "")

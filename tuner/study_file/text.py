@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from costmodels.job.decoder import Decoder
+from costmodels.job.listed_model import listed_keys
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import RECOMPUTE_MODES
 from tuner.imports import Imported, LaunchCommand, Present
@@ -62,10 +63,13 @@ def _modes(present: Present) -> list[str]:
 
 
 def model_text(model: ModelSpec, file: Path) -> str:
-    """Return the text of a model's file: the keys of its decoder that differ from their defaults."""
+    """Return the text of a model's file: the keys of its decoder that differ from their defaults, or its blocks."""
+    head = f"# The model of {_comment(file.name)}, as its flags give it. Look it over once."
+    if not model.is_plain:
+        return f"{head}\n{yaml.safe_dump(listed_keys(model), sort_keys=False, width=120, default_flow_style=None)}"
     defaults = {field.name: field.default for field in fields(Decoder)}
     kept = {key: value for key, value in asdict(model.plain).items() if value != defaults[key] and key != "assumed"}
-    lines = [f"# The model of {_comment(file.name)}, as its flags give it. Look it over once."]
+    lines = [head]
     lines += [f"{key}: {_scalar(value)}" for key, value in kept.items()]
     return "\n".join(lines) + "\n"
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from typing import Any
 
 from benchmarks.support.oracles import children, cuda
@@ -47,8 +46,7 @@ def deepspeed_oracle() -> Any:
 
 def divisible(model: ModelSpec) -> ModelSpec:
     """Return a model whose sizes every tensor degree divides, for DeepSpeed does not look at them."""
-    return replace(
-        model,
+    return model.changed(
         num_heads=96,
         num_kv_heads=96,
         hidden_size=768,

@@ -40,6 +40,7 @@ _STAGE = (
 )
 _SEARCHED = "a rule of the search, not of the framework: the same layers in more chunks only send more"
 _ONE_MESH = "the framework takes the flag for copies and shards over all replicas nevertheless"
+_UNEQUAL = "tensors of unequal shares, which the cost model does not price: it takes those of equal ones"
 _EMPTY = "chunks between the ends without a layer, which only pass activations on"
 
 FRAMEWORKS: dict[str, Framework] = {
@@ -69,7 +70,7 @@ FRAMEWORKS: dict[str, Framework] = {
         module="torchtitan",
         make=torchtitan_oracle,
         edges=Edges(runtimes=("torchtitan",), lengths=(*LENGTHS, 256, 384, 512, 768)),
-        known={"chunks_filled": _STAGE, "vpp_shortens": _SEARCHED},
+        known={"chunks_filled": _STAGE, "vpp_shortens": _SEARCHED, "ffn": _UNEQUAL},
     ),
 }
 """Frameworks by name."""

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,7 +64,7 @@ REFUSED_MBS, PREDICTED_S = 4, 1.25
 
 def plain(config, **changes):
     """Return a run of a model with an MLP of two matrices, and its setting under Megatron-LM of 2022."""
-    run = unmeasured_run(replace(small_model(2048), gated_ffn=False), config, source="megatron-seqsel", **changes)
+    run = unmeasured_run(small_model(2048).changed(gated_ffn=False), config, source="megatron-seqsel", **changes)
     return run, setting_of(run, {}).setting
 
 
