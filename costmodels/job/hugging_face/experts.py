@@ -98,6 +98,7 @@ def deepseek_sparse(config: Config, name: str) -> ModelSpec:
 
 def _own_indexers(config: Config, layers: int) -> list[bool]:
     """Return which layers have an indexer of their own; the others take the choice of an earlier one."""
+    config.read.update(("index_topk_freq", "index_skip_topk_offset", "index_topk_pattern"))
     kinds = config.words("indexer_types", ("full", "shared"))
     if kinds is not None:
         return [kind == "full" for kind in check_length(config, "indexer_types", kinds)]
