@@ -104,8 +104,8 @@ def scenario_of(table: int, order: Any) -> Scenario:
     sequences, length = BATCHES[table]
     return replace(
         scenario,
-        model=replace(
-            small(scenario.model, hidden_size=HIDDEN, sequence_length=length, layers=LAYERS), vocab_size=VOCABULARY
+        model=small(scenario.model, hidden_size=HIDDEN, sequence_length=length, layers=LAYERS).changed(
+            vocab_size=VOCABULARY
         ),
         layers=LAYERS,
         planned_layers=LAYERS,
