@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from hardware.device import Device
 from hardware.link import Link
 
@@ -55,7 +53,8 @@ class HostGroup:
         fewest = -(-self.hosts // self.hosts_per_domain)
         equal = (count for count in range(fewest, 2 * fewest + 1) if self.hosts % count == 0)
         count = next(equal, fewest)
-        return tuple(len(own) for own in np.array_split(np.arange(self.hosts), count))
+        each, more = divmod(self.hosts, count)
+        return (each + 1,) * more + (each,) * (count - more)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
