@@ -18,6 +18,7 @@ from costmodels.traced.with_torch.recording import Recorder
 from costmodels.traced.with_torch.rows import Division, divide, is_expert, part_of
 from costmodels.traced.with_torch.runs import Runs, run
 from costmodels.traced.with_torch.stand_ins import NAME, stand_ins
+from hardware.io.errors import ConfigError
 
 _NOT_USED = {
     "auto_map": "no code of a repository runs, transformers' own class stands for it",
@@ -36,6 +37,17 @@ def trace_transformers(mapping: Mapping[str, Any], *, with_operators: bool = Tru
     Raises:
         ConfigError: transformers does not know the model, or refuses it; the key is named.
     """
+    try:
+        return _traced(mapping, with_operators=with_operators)
+    except ConfigError:
+        raise
+    except Exception as error:
+        kind = mapping.get("model_type")
+        raise ConfigError(f"cannot be traced: {first_line(error)}", key="model_type", value=kind) from error
+
+
+def _traced(mapping: Mapping[str, Any], *, with_operators: bool) -> TracedModel:
+    """Build the model of a mapping, and describe what its parts hold and run."""
     with stand_ins(Recorder({}, {})):
         model, said = built(mapping, name=NAME)
         mtp, missing = _mtp_modules(model)
