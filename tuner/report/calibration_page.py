@@ -11,14 +11,14 @@ from costmodels.blocks.operator import OpKind, Phase
 from costmodels.operators.isolated import IsolatedCall, isolated_call_s, isolated_operator
 from hardware.io.output_file import write_output
 from tuner.calibrate.device_results import DeviceCalibration
-from tuner.report.figures import CANDIDATES, CONFIDENCE, DRAW_SCRIPT, INK, drawing
+from tuner.report.figures import CANDIDATES, CONFIDENCE, DRAW_SCRIPT, INK, MEASURED, drawing
 from tuner.report.markup import Html, concatenate, section, tag
 from tuner.report.page import head_of
 from tuner.search.earlier_runs import IsolatedSample
 
 HEIGHT = 380
 """Height of each figure [px]."""
-_COLOURS = dict(zip(OpKind, (*CANDIDATES, CONFIDENCE), strict=True))
+_COLOURS = dict(zip(OpKind, (*CANDIDATES, CONFIDENCE, MEASURED), strict=True))
 _SYMBOLS = {Phase.FORWARD: "circle", Phase.BACKWARD: "circle-open"}
 
 
