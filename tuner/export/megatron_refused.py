@@ -12,7 +12,8 @@ from costmodels.job.parallel_config import ParallelConfig
 def refused_flags(config: ParallelConfig) -> frozenset[str]:
     """Return the flags that Megatron-LM refuses together with a configuration."""
     interleaves = config.pp > 1 and config.vpp > 1
-    overlaps_experts = config.ep > 1 and (config.pp == 1 or interleaves) and config.recompute != "full"
+    recomputes_layers = config.recompute == "full" or config.recompute_layers > 0 or any(config.recomputed)
+    overlaps_experts = config.ep > 1 and (config.pp == 1 or interleaves) and not recomputes_layers
     taken = {
         # only with --sequence-parallel, which validate_args turns off where tp is 1
         "--tp-comm-overlap": config.tp > 1 and config.sequence_parallel,
@@ -23,7 +24,7 @@ def refused_flags(config: ParallelConfig) -> frozenset[str]:
         "--overlap-p2p-communication-warmup-flush": interleaves,
         # "to avoid having multiple p2p sends and recvs between same 2 ranks"
         "--no-overlap-p2p-communication": config.pp > 2 or not interleaves,
-        "--distribute-saved-activations": config.tp > 1 and config.recompute == "full" and not config.sequence_parallel,
-        "--cpu-offloading-num-layers": config.pp == 1 and config.recompute == "none",
+        "--distribute-saved-activations": config.tp > 1 and recomputes_layers and not config.sequence_parallel,
+        "--cpu-offloading-num-layers": config.pp == 1 and config.recompute == "none" and not recomputes_layers,
     }
     return frozenset(flag for flag, is_taken in taken.items() if not is_taken)
