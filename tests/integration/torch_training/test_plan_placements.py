@@ -20,7 +20,7 @@ TENSOR = ("kv_heads", "heads", "ffn", "vocabulary")
 
 def graph():
     """A layer of a tiny model, whose vocabulary four can share."""
-    model = type(LLAMA)(**{name: getattr(LLAMA, name) for name in LLAMA.__slots__} | {"vocab_size": 256})
+    model = LLAMA.changed(vocab_size=256)
     job = TrainingJob(model=model, sequence_length=16, global_batch_size=8, precision="fp32")
     return transformer_graph(job, micro_batch_size=4, num_layers=1)
 
