@@ -424,6 +424,7 @@ def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
         *((setting_of(rule_set, **FSDP2, **model), ()) for model in (MOE, {"tied_embeddings": True})),
         (setting_of(rule_set, **FSDP2 | {"job": {"zero_stage": 3, "precision": "fp16"}}), ()),
         (setting_of(rule_set, devices_per_host=8, job={"optimizer": "muon"}), ("zero_stage",)),
+        (setting_of(rule_set, job={"recompute_layers": 1}, runtime={"recompute_modes": RECOMPUTE_MODES}), OPENED),
     ]
     zero, split = (varieties[0][0][0].job.zero_stage, varieties[0][0][0].runtime.sequence_parallel)
     usual = {"zero_stage": zero, "sequence_parallel": split}
