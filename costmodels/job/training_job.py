@@ -131,7 +131,7 @@ class TrainingJob(FurtherValues):
 
     @property
     def largest(self) -> TrainingJob:
-        """Job whose micro-batches are all as large as the largest of this one, which decides on memory."""
+        """Job with the largest micro-batch of this one throughout; it decides on memory."""
         if self.sequences is None:
             return self
         length = self.sequence_length if self.sequences.is_packed else self.sequences.longest

@@ -117,7 +117,7 @@ class TracedPass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TracedBlock:
-    """A layer of a row, or one end: what it holds and what it runs."""
+    """Layer of a row, or one end, with its parameters and operators."""
 
     name: str
     class_name: str

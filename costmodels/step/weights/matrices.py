@@ -50,7 +50,7 @@ class LayerMatrix:
 
     @property
     def cut(self) -> Cut:
-        """What tensor parallelism cuts."""
+        """Dimension that tensor parallelism cuts, or none."""
         return self.own.cut
 
     @property

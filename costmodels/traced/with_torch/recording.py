@@ -131,7 +131,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's cl
             self._blocks.pop()
 
     def place(self) -> Place | None:
-        """Return where the operator of this moment runs, or None where nobody watches."""
+        """Return where the operator of this moment runs, or None outside the blocks."""
         if not self._blocks:
             return None
         block, names = self._blocks[-1]

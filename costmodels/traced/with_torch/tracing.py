@@ -72,7 +72,7 @@ def _mtp_modules(model: Any) -> tuple[tuple[nn.Module, ...], tuple[str, ...]]:
 
 @dataclass(slots=True)
 class _Ledger:
-    """Which parameters several layers share, those already described, and the shared ones by their id."""
+    """Parameters that several layers share, those already described, and the shared ones by their id."""
 
     shared_ids: set[int]
     seen: set[int] = field(default_factory=set)
