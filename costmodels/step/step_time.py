@@ -137,6 +137,8 @@ def _parts_s(
             )
     for part, seconds in timed_parts_s(setting.runtime, unlike, len(grid)).items():
         breakdown[part] += seconds
+    # A slow first stage can work throughout: what rounding leaves of its bubble is none.
+    breakdown["bubble"] = np.maximum(breakdown["bubble"], 0.0)
     # Stragglers delay everything that the step does, so overheads are computed last.
     passes_s = sum_of(seconds for part, seconds in breakdown.items() if part != "overhead")
     breakdown["overhead"] = overhead_s(setting, grid, of_each.pp.domains, memory, passes_s)

@@ -14,7 +14,7 @@ from costmodels.step.placement import place
 from costmodels.step.step_time import estimate_step, model_flops_utilisation
 from hardware.cluster_file import cluster_from_mapping, find_cluster
 from hardware.collectives import all_gather_s, send_recv_s
-from tests.support.settings.random_settings import cases, grid_of, job_of, setting_for
+from tests.support.settings.random_settings import CLUSTERS, cases, grid_of, job_of, setting_for
 
 # what a fit left of some devices and layers would stand between these claims and the terms that they are about
 MEGATRON = replace(find_runtime("megatron-core"), residuals=(), device_speed=(), step_overhead_s=0.01)
@@ -104,6 +104,17 @@ def test_equal_stages_have_narayanans_bubble(pp, vpp):
     found = estimate(job, HOST, config, runtime=runtime).breakdown_s
 
     assert found["bubble"][0] / found["compute"][0] == pytest.approx((pp - 1) / (num_micro_batches * vpp), rel=5e-3)
+
+
+@pytest.mark.parametrize("batch", [16, 32, 64])
+def test_a_slow_first_stage_that_never_waits_has_no_bubble(batch):
+    """Chunks fill the pipeline while the A100 host works on: the timed passes leave its bubble at zero, never below."""
+    configs = [ParallelConfig(pp=2, tp=8, vpp=vpp) for vpp in (2, 4)]
+
+    found = estimate(job_of(batch=batch), CLUSTERS["A100 and H100"], *configs, runtime=find_runtime("megatron-core"))
+
+    assert (found.breakdown_s["bubble"] >= 0).all()
+    assert found.breakdown_s["bubble"] == pytest.approx(0.0, abs=1e-12)
 
 
 # Where the groups stand
