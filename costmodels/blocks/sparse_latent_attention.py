@@ -14,6 +14,7 @@ import numpy as np
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import Degrees
 from costmodels.blocks.contract import HeldParameters
+from costmodels.blocks.graph import HIDDEN, ROWS, BlockGraph
 from costmodels.blocks.latent_attention import LatentAttention
 from costmodels.blocks.matrix import Matrix
 from costmodels.blocks.operator import Operator
@@ -89,6 +90,44 @@ class SparseLatentAttention(LatentAttention):
             (self.index_heads, self.hidden_size),
         )
         return own + [Matrix(rows=rows, columns=columns, cut="none", ways=tp) for rows, columns in sizes]
+
+    def _add_choice(self, graph: BlockGraph, normed: int, rank: int) -> int | None:
+        """Add the indexer, and return the keys that it chose for each query.
+
+        A layer that takes the choice of an earlier one is planned without it. The gradient of the choice stands for the
+        indexer's own loss, which compares its scores with attention's (DeepSeek-V3.2-Exp, section 2.1).
+        """
+        if not self.index_heads:
+            return None
+        length = graph.sequence_length
+        chosen = min(self.mask.window or length, length)
+        graph = graph.sized(index_heads=self.index_heads, index_dim=self.index_head_dim, chosen=chosen)
+        inner, pattern = ("query_rank", f"{ROWS} query_rank") if self.q_lora_rank else ("hidden", HIDDEN)
+        weight = (f"{inner} index_heads index_dim", f"{ROWS} index_heads index_dim")
+        (queries,) = graph.linear("core.index_queries", (rank, pattern), {"": weight})
+        keys, shares = graph.linear(
+            "core.index_keys",
+            (normed, HIDDEN),
+            {
+                "key": ("hidden index_dim", f"{ROWS} index_dim"),
+                "share": ("hidden index_heads", f"{ROWS} index_heads"),
+            },
+        )
+        keys = graph.norm("core.index_add_norm", keys, over="index_dim", has_bias=True)
+        # half of the square of queries and keys is scored, and only the chosen keys' numbers are written
+        (made,) = graph.kernel(
+            "core.index_choice",
+            "index_choice",
+            {
+                "queries": (queries, "batch queries index_heads index_dim"),
+                "keys": (keys, "batch keys index_dim"),
+                "shares": (shares, "batch queries index_heads"),
+            },
+            {"": "batch queries chosen"},
+            whole=("keys", "index_heads", "index_dim", "chosen"),
+            flop=graph.batch * length * length * self.index_heads * self.index_head_dim,
+        )
+        return made
 
     def mixing_flops(self, length: FloatArray | float) -> FloatArray | float:
         """Return the FLOPs of one token: the indexer over all earlier keys, and attention over those it chose."""
