@@ -104,19 +104,19 @@ class SparseLatentAttention(LatentAttention):
         graph = graph.sized(index_heads=self.index_heads, index_dim=self.index_head_dim, chosen=chosen)
         inner, pattern = ("query_rank", f"{ROWS} query_rank") if self.q_lora_rank else ("hidden", HIDDEN)
         weight = (f"{inner} index_heads index_dim", f"{ROWS} index_heads index_dim")
-        (queries,) = graph.linear("core.index_queries", (rank, pattern), {"": weight})
+        (queries,) = graph.linear("index_queries", (rank, pattern), {"": weight})
         keys, shares = graph.linear(
-            "core.index_keys",
+            "index_keys",
             (normed, HIDDEN),
             {
                 "key": ("hidden index_dim", f"{ROWS} index_dim"),
                 "share": ("hidden index_heads", f"{ROWS} index_heads"),
             },
         )
-        keys = graph.norm("core.index_add_norm", keys, over="index_dim", has_bias=True)
+        keys = graph.norm("index_add_norm", keys, over="index_dim", has_bias=True)
         # half of the square of queries and keys is scored, and only the chosen keys' numbers are written
         (made,) = graph.kernel(
-            "core.index_choice",
+            "index_choice",
             "index_choice",
             {
                 "queries": (queries, "batch queries index_heads index_dim"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig
-from costmodels.job.proxy_job import least_layers, with_layers
+from costmodels.job.proxy_job import least_layers, planned_layers, with_layers
 from costmodels.job.setting import Setting
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
@@ -37,7 +37,10 @@ def of_candidate(setting: Setting, config: ParallelConfig, num_layers: int | Non
         raise ConfigError(
             f"must be at most the {job.model.num_layers} layers of {job.model.name}", key="--layers", value=num_layers
         )
-    model = with_layers(job.model, num_layers or least_layers(job.model))
+    if num_layers:
+        model = with_layers(job.model, num_layers)
+    else:
+        model = with_layers(job.model, least_layers(job.model)) if job.model.is_plain else planned_layers(job.model)
     degrees = {"dp": config.dp, "cp": config.cp, "up": config.up, "tp": config.tp}
     axes = {name: size for name, size in degrees.items() if size > 1} or {"dp": 1}
     graph = transformer_graph(replace(job, model=model), micro_batch_size=config.mbs * config.dp)

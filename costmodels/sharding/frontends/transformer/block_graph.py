@@ -97,9 +97,12 @@ class StepGraph:
         """Add attention of queries, keys and values; masks let through the share that the cost model counts."""
         operands = dict(zip(("queries", "keys", "values"), inputs, strict=True))
         operands |= {label: each for label, each in (("sink", sink), ("chosen", chosen)) if each is not None}
+        step = self.step
+        if chosen is not None:
+            step = step.sized({"chosen": step.tensor(chosen).shape[-1]})
         words = ("sparse" if chosen is not None else mask.label, "attention")
         return layers.attention_core(
-            self.step,
+            step,
             f"{self.name}.{role}",
             operands,
             primitive="_".join(word for word in words if word) + ("_with_sink" if sink is not None else ""),
