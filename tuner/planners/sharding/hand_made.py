@@ -40,6 +40,9 @@ EXPERT_OPS = tuple(
     for role in ("up", "down", "activation", "up_bias", "down_bias")
 )
 """Operators inside the experts."""
+EXPERT_FFN = ("expert_ffn", "ffn", "slots")
+"""Factors of the experts' inner size. Additions of biases know names of dims alone; that behind the second product,
+which has no inner size, is cut by slots, into which partial sums are scattered."""
 BETWEEN = ("*norm", "*residual", "*_down", "*out_bias", "*.dense_mlp*down_bias")
 """Operators between the tensor-parallel ones, which sequence parallelism cuts by the sequence."""
 CORE, OF_HEADS = "*.core*", "*_add_norm"
@@ -114,16 +117,16 @@ def _expert_tensor(config: ParallelConfig) -> int:
 def _expert_factors(axes: dict[str, int], config: ParallelConfig) -> dict[str, tuple[str, ...]] | None:
     """Return the factors of experts that each axis cuts; None where `expert_tp` or `ep` ends inside an axis."""
     # Neighbouring ranks share an expert: the fastest axes cut its ffn, the next ones distribute experts.
-    left = [("expert_ffn", _expert_tensor(config)), ("experts", config.ep)]
+    left = [(EXPERT_FFN, _expert_tensor(config)), (("experts",), config.ep)]
     found: dict[str, tuple[str, ...]] = {}
     for name, size in reversed(axes.items()):
         while left and left[0][1] == 1:
             left.pop(0)
         if not left:
             break
-        factor, ways = left[0]
+        factors, ways = left[0]
         if ways % size:
             return None
-        found[name] = (factor,)
-        left[0] = (factor, ways // size)
+        found[name] = factors
+        left[0] = (factors, ways // size)
     return found if all(ways == 1 for _, ways in left) else None
