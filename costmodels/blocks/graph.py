@@ -80,13 +80,7 @@ class BlockGraph(Protocol):
         """Add the keys of latent attention: a plain part of each head, and a rotary part that all share."""
 
     def attention(
-        self,
-        role: str,
-        inputs: tuple[int, int, int],
-        mask: Mask,
-        *,
-        sink: int | None = None,
-        chosen: int | None = None,
+        self, role: str, inputs: tuple[int, int, int], mask: Mask, *, sink: int | None = None, chosen: int | None = None
     ) -> int:
         """Add attention of queries, keys and values under a mask.
 

@@ -260,11 +260,7 @@ class RecurrentMixer(AbstractBlock):
                 operands[label] = graph.parameter(f"core.gate.{label}", weight), weight
         inside = {name for _, pattern in operands.values() for name in pattern.split()} - {*ROWS.split(), "state_heads"}
         (made,) = graph.kernel(
-            "core.gate",
-            "gated_norm" if of_heads or shared else "gate",
-            operands,
-            {"": pattern},
-            whole=sorted(inside),
+            "core.gate", "gated_norm" if of_heads or shared else "gate", operands, {"": pattern}, whole=sorted(inside)
         )
         return made
 

@@ -108,10 +108,7 @@ class SparseLatentAttention(LatentAttention):
         keys, shares = graph.linear(
             "index_keys",
             (normed, HIDDEN),
-            {
-                "key": ("hidden index_dim", f"{ROWS} index_dim"),
-                "share": ("hidden index_heads", f"{ROWS} index_heads"),
-            },
+            {"key": ("hidden index_dim", f"{ROWS} index_dim"), "share": ("hidden index_heads", f"{ROWS} index_heads")},
         )
         keys = graph.norm("index_add_norm", keys, over="index_dim", has_bias=True)
         # half of the square of queries and keys is scored, and only the chosen keys' numbers are written

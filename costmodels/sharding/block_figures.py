@@ -68,7 +68,9 @@ def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
             exposed_s[int(each.op >= turn), part, block] += often * each.seconds
     # equal layers are sharded alike, so that the mean is the figure of each
     layers = _times_of_blocks(graph, known)
-    return BlockFigures(blocks=known, compute_s=compute_s / layers, exposed_s=exposed_s / layers, once_s=once_s / layers)
+    return BlockFigures(
+        blocks=known, compute_s=compute_s / layers, exposed_s=exposed_s / layers, once_s=once_s / layers
+    )
 
 
 def runs_once(graph: Graph, number: int) -> bool:

@@ -37,15 +37,20 @@ KINDS: dict[str, AbstractBlock] = {
     "wide norms": Attention(**_OWN, **_HEADS, qk_norm_size=(32 + 16) * 64, norms=2.0),
     "latent": LatentAttention(**_OWN, **_LATENT),
     "latent window": LatentAttention(**_OWN, **_LATENT, mask=Mask(window=256), rotary=False),
-    "sparse latent": SparseLatentAttention(
-        **_OWN, **_LATENT, index_heads=16, index_head_dim=32, mask=Mask(window=256)
-    ),
+    "sparse latent": SparseLatentAttention(**_OWN, **_LATENT, index_heads=16, index_head_dim=32, mask=Mask(window=256)),
     "gated delta net": GatedDeltaNet(
         **_OWN, num_key_heads=16, num_value_heads=32, key_head_dim=32, value_head_dim=48, conv_size=4
     ),
     "mamba 2": Mamba2(**_OWN, num_heads=64, head_dim=32, num_groups=16, state_size=64),
     "mamba 2 with biases": Mamba2(
-        **_OWN, num_heads=64, head_dim=32, num_groups=16, state_size=64, proj_bias=True, output_bias=True, has_norm=False
+        **_OWN,
+        num_heads=64,
+        head_dim=32,
+        num_groups=16,
+        state_size=64,
+        proj_bias=True,
+        output_bias=True,
+        has_norm=False,
     ),
     "mamba 1": Mamba1(**_OWN, inner_size=2048, state_size=16, step_rank=64, has_norms=True),
     "lightning": LightningAttention(**_OWN, num_heads=32, head_dim=64, norms=2.0),

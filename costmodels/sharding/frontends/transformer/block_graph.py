@@ -11,7 +11,6 @@ from costmodels.sharding.frontends.transformer.experts import combine, dispatch,
 from costmodels.sharding.frontends.transformer.training_step import Result, TrainingStep
 
 
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepGraph:
     """Training step to which one block adds its operators.
@@ -86,13 +85,7 @@ class StepGraph:
         return layers.latent_key(self.step, f"{self.name}.{role}", plain, turned)
 
     def attention(
-        self,
-        role: str,
-        inputs: tuple[int, int, int],
-        mask: Mask,
-        *,
-        sink: int | None = None,
-        chosen: int | None = None,
+        self, role: str, inputs: tuple[int, int, int], mask: Mask, *, sink: int | None = None, chosen: int | None = None
     ) -> int:
         """Add attention of queries, keys and values; masks let through the share that the cost model counts."""
         operands = dict(zip(("queries", "keys", "values"), inputs, strict=True))

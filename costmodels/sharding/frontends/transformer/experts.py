@@ -15,6 +15,7 @@ TOKENS, SLOTS = "batch (chunks chunk_tokens)", "experts batch (chunks chunk_slot
 ROUTING = "batch (chunks chunk_tokens) experts"
 _WHOLE = ("chunk_tokens", "chunk_slots")
 
+
 def routing(step: TrainingStep, name: str, logits: int, *, scored: str = "experts") -> int:
     """Add the routing: weights of the chosen experts, zeros for the others. It needs all experts of a token.
 

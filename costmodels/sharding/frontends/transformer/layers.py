@@ -115,8 +115,7 @@ def bias(step: TrainingStep, name: str, x: int, pattern: str) -> int:
 
 
 def norm(step: TrainingStep, name: str, x: int, *, over: str, has_bias: bool = False) -> int:
-    """Add a normalisation along the dims of a pattern, which stay whole; the backward pass computes statistics again.
-    """
+    """Add a normalisation along the dims of a pattern, which stay whole; the backward pass computes statistics again."""
     # RMSNorm has a scale only; LayerNorm has a bias, too.
     parameters = [step.parameter(f"{name}.weight", over)]
     if has_bias:
@@ -248,13 +247,7 @@ def kernel(
 
 
 def attention_core(
-    step: TrainingStep,
-    name: str,
-    operands: Mapping[str, int],
-    *,
-    primitive: str,
-    share: float,
-    precision: str,
+    step: TrainingStep, name: str, operands: Mapping[str, int], *, primitive: str, share: float, precision: str
 ) -> int:
     """Add flash attention as one operator: softmax of the scores, times the values.
 
