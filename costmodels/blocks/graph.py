@@ -56,6 +56,7 @@ class BlockGraph(Protocol):
         *,
         is_wide: bool = False,
         primitive: str = "matmul",
+        is_detached: bool = False,
     ) -> tuple[int, ...]:
         """Add the products of one tensor with new weights as one operator; return one result for each.
 
@@ -65,6 +66,7 @@ class BlockGraph(Protocol):
             weights: Pattern of each weight and of its product, by a label, which may be empty.
             is_wide: Whether the products do not support a narrow precision.
             primitive: `matmul`, or `batch_matmul` if the weights share a dim with both other tensors.
+            is_detached: Whether no gradient of the input is computed.
         """
 
     def bias(self, role: str, x: int, pattern: str) -> int:

@@ -81,8 +81,8 @@ class ShortConvolution(RecurrentMixer):
         (made,) = graph.kernel(
             "core.input_gate",
             "gate",
-            {"data": (mixed, pattern("mixed")), "gate": (steps, pattern("mixed"))},
+            {"data": (mixed, pattern("mixed")), "gate": (steps, pattern("steps"))},
             {"": pattern("mixed")},
-            whole=("mixed_width",),
+            whole=("mixed_width", "steps_width"),
         )
         return self.add_convolution(graph, made)

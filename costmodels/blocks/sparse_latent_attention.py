@@ -61,7 +61,8 @@ class SparseLatentAttention(LatentAttention):
     def core(self, build: OperatorBuilder) -> list[Operator]:
         """Return the indexer, and attention over the keys that it chose.
 
-        The indexer scores every earlier key, half of the square; its choice reads each score.
+        The indexer scores every earlier key, half of the square; its choice reads each score. Its inputs are detached, so
+        that it learns its own weights alone (megatron-core dsa.py).
         """
         attention = self._core(build.context).operators(build)
         if not self.index_heads:
@@ -70,9 +71,12 @@ class SparseLatentAttention(LatentAttention):
         queries = np.asarray(context.sequences * (context.length / (context.degrees.cp * context.degrees.up)))
         keys, width = context.length / 2.0, self.index_heads * self.index_head_dim
         rank = self.q_lora_rank or self.hidden_size
-        return [
+        inputs = [
             *build.matmul("core.index_queries", context.tokens, rank, width),
             *build.matmul("core.index_keys", context.tokens, self.hidden_size, self.index_head_dim + self.index_heads),
+        ]
+        return [
+            *(operator for operator in inputs if not operator.name.endswith(".data_gradient")),
             *build.chunked("core.index_scores", queries * self.index_heads, self.index_head_dim, keys),
             *build.elementwise("core.index_choice", queries * keys, 3, 0, is_fused=True),
             *attention,
@@ -104,12 +108,12 @@ class SparseLatentAttention(LatentAttention):
         graph = graph.sized(index_heads=self.index_heads, index_dim=self.index_head_dim, chosen=chosen)
         inner, pattern = ("query_rank", f"{ROWS} query_rank") if self.q_lora_rank else ("hidden", HIDDEN)
         weight = (f"{inner} index_heads index_dim", f"{ROWS} index_heads index_dim")
-        (queries,) = graph.linear("index_queries", (rank, pattern), {"": weight})
-        keys, shares = graph.linear(
-            "index_keys",
-            (normed, HIDDEN),
-            {"key": ("hidden index_dim", f"{ROWS} index_dim"), "share": ("hidden index_heads", f"{ROWS} index_heads")},
-        )
+        (queries,) = graph.linear("index_queries", (rank, pattern), {"": weight}, is_detached=True)
+        parts = {
+            "key": ("hidden index_dim", f"{ROWS} index_dim"),
+            "share": ("hidden index_heads", f"{ROWS} index_heads"),
+        }
+        keys, shares = graph.linear("index_keys", (normed, HIDDEN), parts, is_detached=True)
         keys = graph.norm("index_add_norm", keys, over="index_dim", has_bias=True)
         # half of the square of queries and keys is scored, and only the chosen keys' numbers are written
         (made,) = graph.kernel(

@@ -57,6 +57,7 @@ class StepGraph:
         *,
         is_wide: bool = False,
         primitive: str = "matmul",
+        is_detached: bool = False,
     ) -> tuple[int, ...]:
         """Add the products of one tensor with new weights."""
         name = f"{self.name}.{role}"
@@ -66,7 +67,9 @@ class StepGraph:
         ]
         outputs = [(label, output) for label, (_, output) in weights.items()]
         precision = self.wide if is_wide else self.precision
-        return layers.linear(self.step, name, x, new, outputs, precision=precision, primitive=primitive)
+        return layers.linear(
+            self.step, name, x, new, outputs, precision=precision, primitive=primitive, is_detached=is_detached
+        )
 
     def bias(self, role: str, x: int, pattern: str) -> int:
         """Add the addition of a new parameter."""

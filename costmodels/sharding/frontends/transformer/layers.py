@@ -33,6 +33,7 @@ def linear(
     *,
     precision: str,
     primitive: str = "matmul",
+    is_detached: bool = False,
 ) -> tuple[int, ...]:
     """Add the products of one tensor with one or several weights as one operator, which adds up their input gradients.
 
@@ -48,6 +49,7 @@ def linear(
         outputs: Label and pattern of each product; a label may be empty.
         precision: Data type of the arithmetic.
         primitive: `matmul`, or `batch_matmul` if the weight shares a dim with both other tensors.
+        is_detached: Whether no gradient of the input is computed.
     """
     tensor, pattern = x
     factors = [_names(f"{weight} {output}") for (_, weight), (_, output) in zip(weights, outputs, strict=True)]
@@ -69,18 +71,19 @@ def linear(
     )
 
     def gradients() -> None:
-        # One operator computes the input gradients of all products and adds them up locally.
         given = [step.gradient(each) for each in made]
-        (to_x,) = step.op(
-            f"{name}.data_gradient",
-            f"{primitive}_data_gradient",
-            f"{of_outputs}, {of_weights} -> {pattern}",
-            (*given, *numbers),
-            blocked=blocked,
-            flop=flop,
-            precision=precision,
-        )
-        step.give(tensor, to_x)
+        if not is_detached:
+            # One operator computes the input gradients of all products and adds them up locally.
+            (to_x,) = step.op(
+                f"{name}.data_gradient",
+                f"{primitive}_data_gradient",
+                f"{of_outputs}, {of_weights} -> {pattern}",
+                (*given, *numbers),
+                blocked=blocked,
+                flop=flop,
+                precision=precision,
+            )
+            step.give(tensor, to_x)
         to_weights = step.op(
             f"{name}.weight_gradient",
             f"{primitive}_weight_gradient",

@@ -69,7 +69,10 @@ def test_the_small_models_have_every_primitive():
 
 @pytest.mark.parametrize("name", SMALL)
 def test_the_backward_pass_is_the_derivative_of_the_loss(name):
-    """What reaches the optimizer as a parameter's gradient is the slope of the loss along the parameter."""
+    """What reaches the optimizer as a parameter's gradient is the slope of the loss along the parameter.
+
+    An indexer learns from a loss of its own, which is not that of the tokens.
+    """
     graph, values = executed(name)
     rng = np.random.default_rng(1)
     sources = first_values(graph, np.random.default_rng(0))
@@ -80,7 +83,7 @@ def test_the_backward_pass_is_the_derivative_of_the_loss(name):
         moved = {**sources, parameter: sources[parameter] + change}
         return run_graph(graph, moved, top_k=SMALL[name].top_k, until=graph.first_backward)[loss][0]
 
-    for op in updates:
+    for op in (op for op in updates if ".index_" not in op.name):
         parameter, gradient = op.operands[:2]
         direction = 1e-6 * rng.standard_normal(sources[parameter].shape)
         slope = (loss_at(parameter, direction) - loss_at(parameter, -direction)) / 2
