@@ -122,6 +122,7 @@ class BlockGraph(Protocol):
         whole: Sequence[str],
         flop: float = 0.0,
         reads_results: bool = False,
+        element_bytes: float | None = None,
     ) -> tuple[int, ...]:
         """Add an operator of the block's own kind; its gradient takes twice the FLOPs.
 
@@ -133,6 +134,7 @@ class BlockGraph(Protocol):
             whole: Factors that no axis may cut.
             flop: FLOPs of one forward pass.
             reads_results: Whether the gradient reads the results, too.
+            element_bytes: Size of an element of the results [bytes]; None for that of activations.
         """
 
     def next_embedding(self, role: str) -> int:

@@ -22,6 +22,10 @@ from costmodels.blocks.tally import BlockMemory, Tally
 from hardware.arrays import FloatArray
 
 
+INDEX_BYTES = 4
+"""Size of the number of a chosen key (int32)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseLatentAttention(LatentAttention):
     """Latent attention with an indexer; its mask's window is the number of keys that a query sees.
@@ -126,6 +130,7 @@ class SparseLatentAttention(LatentAttention):
             },
             {"": "batch queries chosen"},
             whole=("keys", "index_heads", "index_dim", "chosen"),
+            element_bytes=INDEX_BYTES,
             flop=graph.batch * length * length * self.index_heads * self.index_head_dim,
         )
         return made

@@ -140,6 +140,7 @@ class StepGraph:
         whole: Sequence[str],
         flop: float = 0.0,
         reads_results: bool = False,
+        element_bytes: float | None = None,
     ) -> tuple[int, ...]:
         """Add an operator of the block's own kind."""
         return layers.kernel(
@@ -147,7 +148,7 @@ class StepGraph:
             f"{self.name}.{role}",
             primitive,
             operands,
-            {Result(label=label): pattern for label, pattern in results.items()},
+            {Result(label=label, element_bytes=element_bytes): pattern for label, pattern in results.items()},
             blocked=whole,
             flop=flop,
             gradient_flop=2.0 * flop,

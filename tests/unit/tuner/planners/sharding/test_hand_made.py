@@ -13,6 +13,7 @@ from costmodels.blocks.latent_attention import LatentAttention
 from costmodels.blocks.mamba1 import Mamba1
 from costmodels.blocks.operator import LAYER_FAMILIES, OpKind, Phase
 from costmodels.blocks.recurrent_mixer import RecurrentMixer
+from costmodels.blocks.sparse_latent_attention import INDEX_BYTES, SparseLatentAttention
 from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import with_layers
@@ -252,11 +253,14 @@ def beyond_the_list(kind, phase, degrees):
     """What a plan sends and the cost model's list of a block lacks, or counts otherwise: (kind, axis, more bytes).
 
     Mamba adds up the inputs of its scan over the ranks that share the channels. Of latent attention the list counts
-    the hidden size where the ranks are gathered, and keys as large as values.
+    the hidden size where the ranks are gathered, and keys as large as values. An indexer is left out there: it needs the
+    hidden values of all tokens on every rank of tp, its keys go where attention's go, and Ulysses needs the choice of
+    all queries; attention tells it what its heads gave the chosen keys.
     """
     block, cp = KINDS[kind], degrees.get("cp", 1)
     ways = cp * degrees.get("up", 1)
     per_element = BYTES * TOKENS / ways
+    is_tp, is_up, is_split = "tp" in degrees, "up" in degrees, degrees.get("sequence_parallel", True)
     if isinstance(block, Mamba1):
         (axis,) = (name for name in ("tp", "cp", "up") if degrees.get(name, 1) > 1)
         # the core has the whole sequence
@@ -265,10 +269,20 @@ def beyond_the_list(kind, phase, degrees):
         ranks = block.q_lora_rank + block.kv_lora_rank + block.qk_rope_head_dim - block.hidden_size
         larger = block.num_heads * (block.head_dim - block.v_head_dim) / degrees.get("tp", 1)
         is_forward = phase == Phase.FORWARD
-        found = [(OpKind.SEND_RECV, "cp", per_element * larger * (cp - 1) * (1 if is_forward else 2))]
-        if degrees.get("tp", 1) == 1:
+        passes, found = 1 if is_forward else 2, []
+        if isinstance(block, SparseLatentAttention):
+            chosen, keys = block.mask.window, block.index_head_dim
+            of_keys = BYTES * keys + (INDEX_BYTES if is_forward else BYTES) * chosen
+            found += [
+                (OpKind.SEND_RECV, "cp", per_element * keys * (cp - 1) * passes),
+                (OpKind.ALL_GATHER if is_forward else OpKind.REDUCE_SCATTER, "up", TOKENS / cp * of_keys * is_up),
+                (OpKind.ALL_REDUCE, "tp", 0 if is_forward else per_element * chosen * is_tp),
+            ]
+            found += [(OpKind.ALL_GATHER, "tp", per_element * block.hidden_size * is_forward * is_tp * is_split)]
+        found += [(OpKind.SEND_RECV, "cp", per_element * larger * (cp - 1) * passes)]
+        if not is_tp:
             return found
-        if degrees.get("sequence_parallel", True):
+        if is_split:
             return [*found, (OpKind.ALL_GATHER if is_forward else OpKind.REDUCE_SCATTER, "tp", per_element * ranks)]
         return found if is_forward else [*found, (OpKind.ALL_REDUCE, "tp", per_element * ranks)]
     return []
@@ -277,8 +291,8 @@ def beyond_the_list(kind, phase, degrees):
 CASES = [
     (kind, degrees)
     for kind, block in KINDS.items()
-    # indexers and norms of all heads need tokens from other ranks, which no cost model's list has
-    if kind not in ("sparse latent", "wide norms")
+    # norms of all heads need those of other ranks, which the cost model's list lacks
+    if kind != "wide norms"
     for degrees in (DEALT if isinstance(block, Experts) else MIXERS)
     # scans of whole channels over two axes add up sums along both at once
     if not (isinstance(block, Mamba1) and len(degrees) == 2 and "tp" in degrees and "sequence_parallel" not in degrees)
