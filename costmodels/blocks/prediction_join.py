@@ -64,16 +64,10 @@ class PredictionJoin(AbstractBlock):
         has_bias = self.norm_size > self.hidden_size
         hidden = graph.norm("norm", x, over="hidden", has_bias=has_bias)
         after = graph.norm("embedding_norm", graph.next_embedding("lookup"), over="hidden", has_bias=has_bias)
-        graph = graph.sized(halves=2, joined=self.hidden_size)
-        (both,) = graph.kernel(
-            "joining",
-            "join",
-            {"hidden": (hidden, HIDDEN), "embedding": (after, HIDDEN)},
-            {"": f"{ROWS} halves hidden"},
-            whole=("halves",),
-        )
-        weight = ("halves hidden joined", f"{ROWS} joined")
-        (made,) = graph.linear("proj", (both, f"{ROWS} halves hidden"), {"": weight})
+        graph, both = graph.sized(halves=2, joined=self.hidden_size), f"{ROWS} halves hidden"
+        parts = {"hidden": (hidden, HIDDEN), "embedding": (after, HIDDEN)}
+        (stacked,) = graph.kernel("join", "join", parts, {"": both}, whole=("halves",))
+        (made,) = graph.linear("proj", (stacked, both), {"": ("halves hidden joined", f"{ROWS} joined")})
         return made
 
     def exchanges(self, context: BlockContext) -> Exchanges:  # noqa: ARG002 # the contract's

@@ -21,6 +21,8 @@ from costmodels.step.breakdown import EXPOSED_PARTS
 from hardware.arrays import FloatArray
 
 OUTSIDE = ("embedding", "head")
+INSIDE = ("layers", "prediction")
+"""First words of the names of operators that belong to a numbered layer or prediction module, and to a block of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -100,7 +102,7 @@ def ratios(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
 def _block_of(name: str) -> str:
     """Return the name of the block that an operator belongs to."""
     place, *inside = name.split(".")
-    if place == "layers":
+    if place in INSIDE:
         return inside[1]
     return place if place in OUTSIDE else "embedding"
 
@@ -113,11 +115,11 @@ def _part_of(plan: Plan, collective: PlannedCollective, block: str) -> str:
 
 
 def _times_of_blocks(graph: Graph, known: Sequence[str]) -> FloatArray:
-    """Count how often layers contain each block [B]; blocks outside of layers count 1."""
+    """Count how often layers and modules contain each block [B]; blocks outside of them count 1."""
     found: dict[str, set[tuple[str, str]]] = {name: set() for name in known}
     for op in graph.ops:
         place, *inside = op.name.split(".")
         # of equal blocks in one layer, the second one's roles begin with a number
-        again = inside[2] if place == "layers" and inside[2].isdecimal() else ""
-        found[_block_of(op.name)].add((inside[0] if place == "layers" else "", again))
+        again = inside[2] if place in INSIDE and len(inside) > 2 and inside[2].isdecimal() else ""
+        found[_block_of(op.name)].add((f"{place}.{inside[0]}" if place in INSIDE else "", again))
     return np.array([max(len(found[name]), 1) for name in known], dtype=np.float64)

@@ -1,5 +1,7 @@
 """Models of a few hundred parameters that together have all features of a transformer graph."""
 
+from dataclasses import replace
+
 from costmodels.blocks.attention import Attention
 from costmodels.blocks.contract import AbstractBlock
 from costmodels.blocks.dense_mlp import DenseMlp
@@ -112,6 +114,10 @@ _KINDS = (
             ShortConvolution(**_OWN, conv_size=3, bias=True),
         ),
         (Mamba1(**_OWN, inner_size=4, state_size=2, step_rank=2, conv_size=3, has_norms=True),) * 2,
+    ),
+    replace(
+        _of_blocks("prediction", (Attention(**_OWN, **_HEADS), DenseMlp(**_OWN, ffn_size=6, gated=False))),
+        num_mtp_layers=2,
     ),
     _of_blocks(
         "indexer",

@@ -21,6 +21,7 @@ class Part:
 
     Attributes:
         names: Names of the dims of operands and results.
+        factors: Names of the factors of these dims, in the operator's own rule.
         sizes: Of the factors by name, as the device has them.
         whole: The same of the whole operator.
         starts: Where the device's part of a factor begins.
@@ -28,6 +29,7 @@ class Part:
     """
 
     names: tuple[tuple[str, ...], ...]
+    factors: tuple[tuple[str, ...], ...]
     sizes: dict[str, int]
     whole: dict[str, int]
     starts: dict[str, int]
@@ -54,19 +56,19 @@ def summed(x, x_names, names):
 
 def linear(part, x, *weights):
     count = len(weights)
-    x_names, w_names, y_names = part.names[0], part.names[1 : 1 + count], part.names[1 + count :]
+    x_names, w_names, y_names = part.factors[0], part.factors[1 : 1 + count], part.factors[1 + count :]
     return [product(x, x_names, w, w_names[at], y_names[at]) for at, w in enumerate(weights)]
 
 
 def linear_data_gradient(part, *arrays):
     count = len(arrays) // 2
-    pairs = zip(arrays[:count], part.names[:count], arrays[count:], part.names[count : 2 * count], strict=True)
-    return [sum(product(*pair, part.names[-1]) for pair in pairs)]
+    pairs = zip(arrays[:count], part.factors[:count], arrays[count:], part.factors[count : 2 * count], strict=True)
+    return [sum(product(*pair, part.factors[-1]) for pair in pairs)]
 
 
 def linear_weight_gradient(part, x, *given):
-    w_names = part.names[1 + len(given) :]
-    return [product(x, part.names[0], dy, part.names[1 + at], w_names[at]) for at, dy in enumerate(given)]
+    w_names = part.factors[1 + len(given) :]
+    return [product(x, part.factors[0], dy, part.factors[1 + at], w_names[at]) for at, dy in enumerate(given)]
 
 
 def bias(part, x, b):
@@ -401,6 +403,10 @@ def convolution(part, x, weight):
     return [found + weight[..., taps] if taps == 3 else found]
 
 
+def join(part, hidden, embedded):
+    return [np.stack([hidden, embedded], axis=2)]
+
+
 def gate(part, x, gates):
     return [x * silu(gates)]
 
@@ -545,7 +551,7 @@ MEANINGS = {
         f"{meaning.__name__}{suffix}": own
         for meaning in (
             *(convolution, gate, gated_norm, gated_delta_net_scan, mamba2_scan, mamba1_scan),
-            lightning_attention_scan,
+            *(lightning_attention_scan, join),
         )
         for suffix, own in (("", meaning), ("_gradient", slope_of(meaning)))
     },
@@ -563,6 +569,10 @@ def run_op(graph: Graph, op, arrays, *, top_k, cut=None, of=1, at=0):
         starts[name] = at * sizes[name]
     part = Part(
         names=tuple(graph.tensors[tensor].dim_names for tensor in (*op.operands, *op.results)),
+        factors=tuple(
+            tuple(" ".join(factors[factor].name for factor in dim) for dim in place)
+            for place in (*op.rule.operands, *op.rule.results)
+        ),
         sizes=sizes,
         whole=whole,
         starts=starts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from costmodels.blocks.mask import Mask
@@ -20,12 +20,14 @@ class StepGraph:
         name: Name of the block, with which the names of its operators begin.
         precision: Type of the products.
         wide: Type of operators that do not support a narrow precision.
+        embed: Function that adds the embedding of the tokens that follow, under a name.
     """
 
     step: TrainingStep
     name: str
     precision: str
     wide: str
+    embed: Callable[[str], int]
 
     @property
     def batch(self) -> int:
@@ -155,3 +157,7 @@ class StepGraph:
             precision=self.wide if flop else "",
             reads_results=reads_results,
         )
+
+    def next_embedding(self, role: str) -> int:
+        """Add the lookup of the tokens that follow those of the batch."""
+        return self.embed(f"{self.name}.{role}")

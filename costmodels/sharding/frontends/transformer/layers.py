@@ -118,7 +118,7 @@ def bias(step: TrainingStep, name: str, x: int, pattern: str) -> int:
 
 
 def norm(step: TrainingStep, name: str, x: int, *, over: str, has_bias: bool = False) -> int:
-    """Add a normalisation along the dims of a pattern, which stay whole; the backward pass computes statistics again."""
+    """Add a normalisation along the dims of a pattern, which stay whole; the backward pass computes its sums again."""
     # RMSNorm has a scale only; LayerNorm has a bias, too.
     parameters = [step.parameter(f"{name}.weight", over)]
     if has_bias:

@@ -10,14 +10,17 @@ core and chunks on the way to experts), hidden, kv_heads (query_groups if all qu
 
 Tensors that a model stores side by side are stacked here, not concatenated. For example, the two inputs of a gated MLP
 form a dim `gates`, so that a partition of `ffn` splits both. Left out are losses that only balance experts, dropout and
-multi-token prediction.
+multi-token prediction unless it is asked for; its operators are called `prediction.N.BLOCK.ROLE`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from costmodels.blocks.contract import AbstractBlock
+from costmodels.blocks.graph import HIDDEN, ROWS
 from costmodels.job.training_job import NARROW_BYTES, TrainingJob
 from costmodels.optimizers.registry import DEFAULT_OPTIMIZER
 from costmodels.sharding.frontends.transformer.block_graph import StepGraph
@@ -32,8 +35,6 @@ from costmodels.sharding.frontends.transformer.layers import (
 from costmodels.sharding.frontends.transformer.training_step import TrainingStep
 from costmodels.sharding.graph import Graph
 from hardware.io.errors import ConfigError
-
-HIDDEN = "batch sequence hidden"
 
 DIM_NAMES = {
     "kv_heads query_groups": "heads",
@@ -58,6 +59,7 @@ def transformer_graph(
     num_layers: int | None = None,
     optimizer: str = DEFAULT_OPTIMIZER,
     has_masters: bool = False,
+    has_prediction: bool = False,
 ) -> Graph:
     """Build the graph of one training step of one micro-batch: forward pass, backward pass and update.
 
@@ -70,6 +72,7 @@ def transformer_graph(
         optimizer: Name of the optimizer: `adam` or `sgd`.
         has_masters: Whether the optimizer keeps a float32 copy of each parameter, and the parameters' gradients are
             float32 too.
+        has_prediction: Whether the modules of multi-token prediction are built, if the model has some.
 
     Raises:
         ConfigError: A size is out of its range, or no graph is known of one of the model's blocks.
@@ -93,7 +96,7 @@ def transformer_graph(
         element_bytes=job.element_bytes,
         has_masters=has_masters,
     )
-    _Decoder(job=job, step=step).write(layers)
+    _Decoder(job=job, step=step, has_prediction=has_prediction).write(layers)
     step.backward()
     step.update(optimizer)
     return step.done()
@@ -115,10 +118,11 @@ def _sizes(job: TrainingJob, micro_batch_size: int) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Decoder:
-    """Builder of the forward pass."""
+    """Builder of the forward pass, with the modules of multi-token prediction or without."""
 
     job: TrainingJob
     step: TrainingStep
+    has_prediction: bool
 
     @property
     def wide(self) -> str:
@@ -128,8 +132,8 @@ class _Decoder:
     def write(self, num_layers: int) -> None:
         """Add the whole forward pass, from the tokens to the loss."""
         step, model = self.step, self.job.model
-        tokens = step.token_numbers("tokens", "batch sequence")
-        labels = step.token_numbers("labels", "batch sequence")
+        tokens = step.token_numbers("tokens", ROWS)
+        labels = step.token_numbers("labels", ROWS)
         table = step.parameter("embedding.weight", "vocabulary hidden")
         x = embedding(step, "embedding.lookup", tokens, table)
         if model.learned_positions:
@@ -137,20 +141,51 @@ class _Decoder:
             is_whole = model.learned_positions == self.job.sequence_length
             rows = step.parameter("embedding.positions.weight", "sequence hidden" if is_whole else "positions hidden")
             x = learned_positions(step, "embedding.positions", x, rows)
-        names = dict(zip(model.blocks, model.block_names, strict=True))
         for number, layer in enumerate(model.layers[:num_layers]):
-            seen: Counter[str] = Counter()
-            for block in layer:
-                seen[names[block]] += 1
-                again = f".{seen[names[block]]}" if seen[names[block]] > 1 else ""
-                x = block.add_to(self._graph(f"layers.{number}.{names[block]}{again}"), x)
-        x = norm(step, "head.norm", x, over="hidden", has_bias=model.norm == "layer")
-        head = table if model.tied_embeddings else step.parameter("head.logits.weight", "vocabulary hidden")
-        products = [(head, "vocabulary hidden")], [("", "batch sequence vocabulary")]
-        (logits,) = linear(step, "head.logits", (x, HIDDEN), *products, precision=self.wide)
-        if model.head.bias:
-            logits = bias(step, "head.logits_bias", logits, "vocabulary")
-        cross_entropy(step, "head.cross_entropy", logits, labels)
+            x = self._add_blocks(f"layers.{number}", layer, x, table)
+        head = table if model.tied_embeddings else None
+        head = self._add_head("head", x, labels, head)
+        for number in range(model.num_mtp_layers if self.has_prediction else 0):
+            # a module reads what the one before it made, and shares both tables (DeepSeek-V3, section 2.2)
+            name = f"prediction.{number}"
+            *blocks, own_head = model.prediction
+            x = self._add_blocks(name, blocks, x, table)
+            labels = step.token_numbers(f"{name}.labels", ROWS)
+            self._add_head(f"{name}.{self._names[own_head]}", x, labels, head)
 
-    def _graph(self, name: str) -> StepGraph:
-        return StepGraph(step=self.step, name=name, precision=self.job.precision, wide=self.wide)
+    @property
+    def _names(self) -> dict[AbstractBlock, str]:
+        model = self.job.model
+        return dict(zip(model.blocks, model.block_names, strict=True))
+
+    def _add_blocks(self, name: str, blocks: Sequence[AbstractBlock], x: int, table: int) -> int:
+        """Add the blocks of a layer or of a prediction module, which may look up the next tokens in the table."""
+        names, seen = self._names, Counter[str]()
+
+        def embed(role: str) -> int:
+            return embedding(self.step, role, self.step.token_numbers(f"{name}.tokens", ROWS), table)
+
+        for block in blocks:
+            seen[names[block]] += 1
+            again = f".{seen[names[block]]}" if seen[names[block]] > 1 else ""
+            graph = StepGraph(
+                step=self.step,
+                name=f"{name}.{names[block]}{again}",
+                precision=self.job.precision,
+                wide=self.wide,
+                embed=embed,
+            )
+            x = block.add_to(graph, x)
+        return x
+
+    def _add_head(self, name: str, x: int, labels: int, table: int | None) -> int:
+        """Add the last norm, the logits and the loss; return the head's table, which is new where none is given."""
+        step, model = self.step, self.job.model
+        x = norm(step, f"{name}.norm", x, over="hidden", has_bias=model.norm == "layer")
+        table = step.parameter(f"{name}.logits.weight", "vocabulary hidden") if table is None else table
+        products = [(table, "vocabulary hidden")], [("", "batch sequence vocabulary")]
+        (logits,) = linear(step, f"{name}.logits", (x, HIDDEN), *products, precision=self.wide)
+        if model.head.bias:
+            logits = bias(step, f"{name}.logits_bias", logits, "vocabulary")
+        cross_entropy(step, f"{name}.cross_entropy", logits, labels)
+        return table

@@ -264,8 +264,10 @@ class TrainingStep:
         return self._rules[key]
 
     def _names(self, rule: Rule, place: Place) -> tuple[str, ...]:
-        words = [" ".join(rule.factors[factor].name for factor in dim) for dim in place]
-        return tuple(self.dim_names.get(word, word) for word in words)
+        words = tuple(" ".join(rule.factors[factor].name for factor in dim) for dim in place)
+        names = tuple(self.dim_names.get(word, word) for word in words)
+        # dims of one tensor that would have the same name keep those of their factors
+        return names if len(set(names)) == len(names) else words
 
 
 @cache
