@@ -265,14 +265,15 @@ class Experts(AbstractBlock):
         if self.latent_size:
             (tokens,) = graph.linear("latent_down", (tokens, HIDDEN), {"": ("hidden latent", f"{ROWS} latent")})
         slots = graph.dispatch("dispatch", tokens, weights, width=width)
-        own = {"gated": self.gated, "bias": self.bias}
-        slots = add_mlp(graph, slots, "expert_ffn", rows="experts batch slots", width=width, **own)
+        slots = add_mlp(
+            graph, slots, "expert_ffn", rows="experts batch slots", width=width, gated=self.gated, bias=self.bias
+        )
         y = graph.combine("combine", slots, weights, width=width)
         if self.latent_size:
             (y,) = graph.linear("latent_up", (y, f"{ROWS} latent"), {"": ("latent hidden", HIDDEN)})
         if self.num_shared:  # shared experts see every token, without dispatch
             inside = graph.under("shared")
-            shared = add_mlp(inside, normed, "shared_ffn", **own)
+            shared = add_mlp(inside, normed, "shared_ffn", gated=self.gated, bias=self.bias)
             if self.shared_gate:
                 (gate,) = inside.linear("gate", (normed, HIDDEN), {"": ("hidden", ROWS)}, is_wide=True)
                 shared = inside.scale("scale", shared, gate)

@@ -21,7 +21,6 @@ from costmodels.blocks.operator import Operator
 from costmodels.blocks.tally import BlockMemory, Tally
 from hardware.arrays import FloatArray
 
-
 INDEX_BYTES = 4
 """Size of the number of a chosen key (int32)."""
 
@@ -65,8 +64,8 @@ class SparseLatentAttention(LatentAttention):
     def core(self, build: OperatorBuilder) -> list[Operator]:
         """Return the indexer, and attention over the keys that it chose.
 
-        The indexer scores every earlier key, half of the square; its choice reads each score. Its inputs are detached, so
-        that it learns its own weights alone (megatron-core dsa.py).
+        The indexer scores every earlier key, half of the square; its choice reads each score. Its inputs are detached,
+        so that it learns its own weights alone (megatron-core dsa.py).
         """
         attention = self._core(build.context).operators(build)
         if not self.index_heads:

@@ -20,8 +20,12 @@ H = 1024
 _OWN = {"hidden_size": H, "norm_size": H}
 _HEADS = {"num_heads": 32, "num_kv_heads": 16, "head_dim": 64}
 _LATENT = {
-    **{"num_heads": 32, "q_lora_rank": 256, "kv_lora_rank": 128, "qk_nope_head_dim": 64},
-    **{"qk_rope_head_dim": 32, "v_head_dim": 64},
+    "num_heads": 32,
+    "q_lora_rank": 256,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
 }
 _FEW = {"num_experts": 16, "top_k": 4, "ffn_size": 512}
 

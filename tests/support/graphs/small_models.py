@@ -138,8 +138,7 @@ _KINDS = (
         ),
     ),
 )
-"""Models of the other kinds of blocks. The meanings of their operators know the sizes of a head (transformer_meaning.py).
-"""
+"""Models of the other kinds of blocks; the meanings of their operators know the sizes of a head."""
 SMALL = {
     model.name: model
     for model in (

@@ -2,9 +2,9 @@
 
 Every axis is named after its degree. `tp` cuts heads, ffn and vocabulary (Shoeybi et al. 2019, section 3); with
 sequence parallelism it cuts the operators between them by the sequence (Korthikanti et al. 2022, section 4.2.2). `cp`
-and `up` cut the sequence, but in the attention core `up` cuts the heads (Jacobs et al. 2023), and in the core of a mixer
-with a state, which runs along the whole sequence, both do (megatron-core ssm/mamba_context_parallel.py). `dp` cuts the
-batch.
+and `up` cut the sequence, but in the attention core `up` cuts the heads (Jacobs et al. 2023), and in the core of a
+mixer with a state, which runs along the whole sequence, both do (megatron-core ssm/mamba_context_parallel.py). `dp`
+cuts the batch.
 Experts are distributed over ranks, neighbours first: the fastest axes cut their ffn as far as `expert_tp` goes, and the
 next ones cut the experts. Other axes that cut the sequence or the batch also cut the tokens in the slots of experts.
 Keys and values are gathered where frameworks pass them around a ring; both send the same bytes.

@@ -253,9 +253,9 @@ def beyond_the_list(kind, phase, degrees):
     """What a plan sends and the cost model's list of a block lacks, or counts otherwise: (kind, axis, more bytes).
 
     Mamba adds up the inputs of its scan over the ranks that share the channels. Of latent attention the list counts
-    the hidden size where the ranks are gathered, and keys as large as values. An indexer is left out there: it needs the
-    hidden values of all tokens on every rank of tp, its keys go where attention's go, and Ulysses needs the choice of
-    all queries; attention tells it what its heads gave the chosen keys.
+    the hidden size where the ranks are gathered, and keys as large as values. An indexer is left out there: it needs
+    the hidden values of all tokens on every rank of tp, its keys go where attention's go, and Ulysses needs the choice
+    of all queries; attention tells it what its heads gave the chosen keys.
     """
     block, cp = KINDS[kind], degrees.get("cp", 1)
     ways = cp * degrees.get("up", 1)
