@@ -15,11 +15,13 @@ from costmodels.blocks.attention_core import AttentionCore
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import BlockContext, Degrees
 from costmodels.blocks.contract import AbstractBlock, Exchanges, HeldParameters
+from costmodels.blocks.graph import HEADS, HIDDEN, ROWS, BlockGraph, enter, leave
 from costmodels.blocks.mask import Mask
 from costmodels.blocks.matrix import Matrix
 from costmodels.blocks.operator import Family, Operator
 from costmodels.blocks.tally import BlockMemory, Tally
 from hardware.arrays import FloatArray
+from hardware.io.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,6 +194,71 @@ class Attention(AbstractBlock):
         queries = Matrix(rows=self.q_size, columns=h, cut="rows", ways=tp)
         keys = Matrix(rows=self.kv_size, columns=h, cut="rows", ways=kv_ways, each=float(self.kv_projections))
         return [queries, *([keys] if self.kv_projections else []), *gate, output]
+
+    def add_to(self, graph: BlockGraph, x: int) -> int:
+        """Add the norm, the heads, attention, its gate, the output and the residual.
+
+        Raises:
+            ConfigError: Keys and values are an earlier layer's.
+        """
+        if not self.kv_projections:
+            raise ConfigError(
+                "has attention to the keys and values of an earlier layer, of which no graph is known",
+                key="model",
+                nearest="planner: {name: megatron}, the plan by hand",
+            )
+        graph = graph.sized(
+            kv_heads=self.num_kv_heads,
+            query_groups=self.num_heads // self.num_kv_heads,
+            head_dim=self.head_dim,
+            value_dim=self.head_dim,
+        )
+        made = self._add_heads(graph, enter(self, graph, x))
+        sink = graph.parameter("core.sink", HEADS) if self.sinks else None
+        y = graph.attention("core", (made["query"], made["key"], made["value"]), self.mask, sink=sink)
+        if self.gate_size:
+            y = graph.scale("gate", y, made["gate"])
+        (y,) = graph.linear("out", (y, f"{ROWS} {HEADS} value_dim"), {"": (f"{HEADS} value_dim hidden", HIDDEN)})
+        if self.output_bias:
+            y = graph.bias("out_bias", y, "hidden")
+        return leave(self, graph, x, y)
+
+    def _add_heads(self, graph: BlockGraph, x: int) -> dict[str, int]:
+        """Add queries, keys, values and the gate, computed from the hidden vectors.
+
+        They are one operator, so that its input gradient is a single partial sum if heads are partitioned. With one key
+        head for all queries, the query heads can be partitioned and the key head cannot, so there are two operators.
+        """
+        dims = {"query": f"{HEADS} head_dim", "key": "kv_heads head_dim", "value": "kv_heads head_dim"}
+        if self.kv_projections == 1:
+            del dims["value"]
+        if self.gate_size:  # one for each head, or for each of its elements
+            dims["gate"] = HEADS if self.gate_size == self.num_heads else f"{HEADS} value_dim"
+        parts = {"qkv": tuple(dims)}
+        if self.num_kv_heads == 1 < self.num_heads:
+            of_keys = tuple(label for label in dims if label in ("key", "value"))
+            parts = {"q": tuple(label for label in dims if label not in of_keys), "kv": of_keys}
+        made: dict[str, int] = {}
+        for role, labels in parts.items():
+            weights = {label: (f"hidden {dims[label]}", f"{ROWS} {dims[label]}") for label in labels}
+            made.update(zip(labels, graph.linear(role, (x, HIDDEN), weights), strict=True))
+        for label, pattern in dims.items():
+            if self.qkv_bias:
+                made[label] = graph.bias(f"{label}_bias", made[label], pattern)
+            if label == "key":  # values that are keys have no positions
+                made.setdefault("value", made["key"])
+            if label in ("query", "key"):
+                made[label] = self._add_positions(graph, label, made[label])
+        return made
+
+    def _add_positions(self, graph: BlockGraph, label: str, x: int) -> int:
+        """Add the norm and the rotary positions of queries or keys, where attention has them."""
+        if self.qk_norm_size:
+            # one weight for each element of a head, or of all heads, which are then normalised together
+            heads = HEADS if label == "query" else "kv_heads"
+            over = "head_dim" if self.qk_norm_size == 2 * self.head_dim else f"{heads} head_dim"
+            x = graph.norm(f"{label}_add_norm", x, over=over)
+        return graph.rotary(f"{label}_rotary", x) if self.rotary else x
 
     def sizes(self) -> dict[str, int]:
         """Return the heads, and the width of the product for queries, keys and values."""

@@ -12,10 +12,12 @@ from typing import ClassVar
 
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import BlockContext, Degrees
+from costmodels.blocks.graph import BlockGraph
 from costmodels.blocks.matrix import Matrix
 from costmodels.blocks.operator import Family, Operator
 from costmodels.blocks.tally import BlockMemory, Tally
 from hardware.arrays import FloatArray
+from hardware.io.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -114,6 +116,18 @@ class AbstractBlock(ABC):
             splits_qkv: Whether queries, keys and values are matrices of their own.
         """
         return []
+
+    def add_to(self, graph: BlockGraph, x: int) -> int:  # noqa: ARG002 # the block is refused
+        """Add the block's operators on the tensor x to the graph of a training step, and return its output.
+
+        Raises:
+            ConfigError: No graph of the block is known, so that its shardings cannot be planned.
+        """
+        raise ConfigError(
+            f"has blocks of the kind {self.kind}, of which no graph is known that planners could shard",
+            key="model",
+            nearest="planner: {name: megatron}, the plan by hand",
+        )
 
     def sizes(self) -> dict[str, int]:
         """Return the sizes that degrees of parallelism cut, by role.

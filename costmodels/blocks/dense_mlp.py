@@ -13,6 +13,7 @@ import numpy as np
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import BlockContext, Degrees
 from costmodels.blocks.contract import AbstractBlock, Exchanges, HeldParameters
+from costmodels.blocks.graph import ROWS, BlockGraph, enter, leave
 from costmodels.blocks.matrix import Matrix, mlp_matrices
 from costmodels.blocks.operator import Family, Operator
 from costmodels.blocks.tally import BlockMemory, Tally
@@ -40,6 +41,35 @@ def mlp_operators(
         *build.activation(f"{prefix}activation", tokens * inner, gated=gated),
         *build.matmul(f"{prefix}down", tokens, inner, hidden_size, kept_share=kept_of_down),
     ]
+
+
+def add_mlp(
+    graph: BlockGraph, x: int, ffn: str, *, gated: bool, bias: bool, rows: str = ROWS, width: str = "hidden"
+) -> int:
+    """Add the two products of an MLP and its activation to a graph, for all tokens or for each expert's own.
+
+    The two inputs of a gate form a dim `gates`, so that a cut of the inner size splits both.
+
+    Args:
+        graph: Graph under construction.
+        x: Input of the MLP.
+        ffn: Factor of the inner size.
+        gated: Whether there are three matrices instead of two.
+        bias: Whether they have biases.
+        rows: Pattern of the dims of tokens; experts' tokens begin with `experts`, who have a weight each.
+        width: Factor of the tokens' width.
+    """
+    experts = "experts " if rows.startswith("experts ") else ""
+    primitive, inner = "batch_matmul" if experts else "matmul", f"gates {ffn}" if gated else ffn
+    graph = graph.sized(gates=2)
+    weight = (f"{experts}{width} {inner}", f"{rows} {inner}")
+    (y,) = graph.linear("up", (x, f"{rows} {width}"), {"": weight}, primitive=primitive)
+    if bias:
+        y = graph.bias("up_bias", y, f"{experts}{inner}")
+    y = graph.activation("activation", y, f"{rows} {ffn}", is_gated=gated)
+    weight = (f"{experts}{ffn} {width}", f"{rows} {width}")
+    (y,) = graph.linear("down", (y, f"{rows} {ffn}"), {"": weight}, primitive=primitive)
+    return graph.bias("down_bias", y, f"{experts}{width}") if bias else y
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +137,11 @@ class DenseMlp(AbstractBlock):
         """Return the two matrices, or the three of a gated MLP."""
         tp = degrees.tp.astype(np.float64)
         return mlp_matrices(self.hidden_size, self.ffn_size, tp, gated=self.gated, joins_gate=joins_gate)
+
+    def add_to(self, graph: BlockGraph, x: int) -> int:
+        """Add the norm, the products with the activation, and the residual."""
+        normed, own = enter(self, graph, x), graph.sized(ffn=self.ffn_size)
+        return leave(self, graph, x, add_mlp(own, normed, "ffn", gated=self.gated, bias=self.bias))
 
     def sizes(self) -> dict[str, int]:
         """Return the inner size."""

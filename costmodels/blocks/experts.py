@@ -6,6 +6,7 @@ for shared experts; megatron-core moe/experts.py and moe/token_dispatcher.py for
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +15,8 @@ import numpy as np
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import BlockContext, Degrees
 from costmodels.blocks.contract import AbstractBlock, Exchanges, HeldParameters
-from costmodels.blocks.dense_mlp import mlp_operators, mlp_parameters
+from costmodels.blocks.dense_mlp import add_mlp, mlp_operators, mlp_parameters
+from costmodels.blocks.graph import HIDDEN, ROWS, BlockGraph, enter, leave
 from costmodels.blocks.matrix import Matrix, mlp_matrices
 from costmodels.blocks.operator import Family, Operator
 from costmodels.blocks.tally import BlockMemory, Tally
@@ -23,6 +25,31 @@ from hardware.arrays import FloatArray
 ROUTED_COPIES = 4
 """Copies of the routed tokens' gradient that are alive at once while experts run backward: combined, permuted,
 exchanged, and sorted by expert (megatron-core moe/token_dispatcher.py, alltoall dispatcher)."""
+
+
+_LARGEST_SURPLUS = 8
+"""Slots are rounded up by less than an eighth, so that the sequence can be partitioned further (assumed)."""
+
+
+def slots_per_expert(sequence_length: int, *, top_k: int, num_experts: int) -> int:
+    """Return the number of slots that one expert has for the tokens of one sequence.
+
+    It is the balanced share, rounded up to a multiple of a divisor of the sequence length, so that slots and sequence
+    divide into many common chunks.
+    """
+    # Balanced share of one expert, rounded up.
+    share = -(-sequence_length * top_k // num_experts)
+    # Largest divisor of the sequence length that adds less than an eighth to the share.
+    multiple = max(each for each in range(1, max(share // _LARGEST_SURPLUS, 1) + 1) if sequence_length % each == 0)
+    return -(-share // multiple) * multiple
+
+
+def slot_sizes(sequence_length: int, *, top_k: int, num_experts: int) -> dict[str, int]:
+    """Return the sizes of the factors that divide a sequence and its slots into chunks, by name."""
+    slots = slots_per_expert(sequence_length, top_k=top_k, num_experts=num_experts)
+    # Tokens and slots of a chunk must both be whole numbers, so the chunks are their greatest common divisor.
+    chunks = math.gcd(sequence_length, slots)
+    return {"slots": slots, "chunks": chunks, "chunk_tokens": sequence_length // chunks, "chunk_slots": slots // chunks}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,6 +243,42 @@ class Experts(AbstractBlock):
             each=self.num_experts / degrees.ep,
             part="expert",
         )
+
+    def add_to(self, graph: BlockGraph, x: int) -> int:
+        """Add the norm, the router, the experts on their slots, the shared experts, and the residual."""
+        every = self.num_experts + self.idle_experts
+        scored, width = "scored_experts" if self.idle_experts else "experts", "latent" if self.latent_size else "hidden"
+        graph = graph.sized(
+            experts=self.num_experts,
+            scored_experts=every,
+            latent=self.latent_size or 1,
+            expert_ffn=self.ffn_size,
+            shared_ffn=self.shared_ffn_size or 1,
+            **slot_sizes(graph.sequence_length, top_k=self.top_k, num_experts=every),
+        )
+        normed = enter(self, graph, x)
+        weight = (f"{scored} hidden", f"{ROWS} {scored}")
+        (logits,) = graph.linear("router", (normed, HIDDEN), {"": weight}, is_wide=True)
+        if self.router_bias:
+            logits = graph.bias("router_bias", logits, scored)
+        weights, tokens = graph.routing("routing", logits, experts=scored), normed
+        if self.latent_size:
+            (tokens,) = graph.linear("latent_down", (tokens, HIDDEN), {"": ("hidden latent", f"{ROWS} latent")})
+        slots = graph.dispatch("dispatch", tokens, weights, width=width)
+        slots = add_mlp(
+            graph, slots, "expert_ffn", rows="experts batch slots", width=width, gated=self.gated, bias=self.bias
+        )
+        y = graph.combine("combine", slots, weights, width=width)
+        if self.latent_size:
+            (y,) = graph.linear("latent_up", (y, f"{ROWS} latent"), {"": ("latent hidden", HIDDEN)})
+        if self.num_shared:  # shared experts see every token, without dispatch
+            inside = graph.under("shared")
+            shared = add_mlp(inside, normed, "shared_ffn", gated=self.gated, bias=self.bias)
+            if self.shared_gate:
+                (gate,) = inside.linear("gate", (normed, HIDDEN), {"": ("hidden", ROWS)}, is_wide=True)
+                shared = inside.scale("scale", shared, gate)
+            y = graph.add("sum", (y, shared))
+        return leave(self, graph, x, y)
 
     def sizes(self) -> dict[str, int]:
         """Return the number of experts and the inner sizes."""

@@ -6,11 +6,10 @@ transformers for the projections.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from costmodels.blocks.builder import OperatorBuilder
-from costmodels.blocks.operator import Operator
 from costmodels.blocks.recurrent_mixer import RecurrentMixer
 from hardware.arrays import FloatArray
 
@@ -60,29 +59,40 @@ class GatedDeltaNet(RecurrentMixer):
     @property
     def small_parameters(self) -> int:
         """Parameters of the convolution, two numbers per head, and the norm of a value head."""
-        return self.convolved_width * self.conv_size + 2 * self.num_value_heads + self.value_head_dim
+        return self.convolution_parameters + 2 * self.num_value_heads + self.value_head_dim
 
     @property
     def kept_width(self) -> float:
         """Elements of the triangular matrix of every chunk, one row of a chunk per token and head."""
         return self.num_value_heads * CHUNK
 
-    def scan(self, build: OperatorBuilder, tokens: FloatArray) -> list[Operator]:
-        """Return products inside chunks (K K', Q K', and T K), with values (T V and the result), and with the state."""
-        rows = tokens * (self.num_value_heads / build.context.degrees.tp)
-        keys, values = self.key_head_dim, self.value_head_dim
-        return [
-            *build.chunked("core.chunk", rows, keys, 3 * CHUNK),
-            *build.chunked("core.values", rows, CHUNK, 2 * values),
+    @property
+    def state_heads(self) -> int:
+        """Key heads, which tp deals whole with the value heads that share them."""
+        return self.num_key_heads
+
+    @property
+    def products(self) -> Mapping[str, tuple[int, int, int]]:
+        """Products inside chunks (K K', Q K', and T K), with values (T V and the result), and with the state."""
+        heads, keys, values = self.num_value_heads, self.key_head_dim, self.value_head_dim
+        return {
+            "core.chunk": (heads, keys, 3 * CHUNK),
+            "core.values": (heads, CHUNK, 2 * values),
             # the state is read for the new values and for the result, and it is written
-            *build.chunked("core.state", rows, keys, 3 * values),
-        ]
+            "core.state": (heads, keys, 3 * values),
+        }
+
+    @property
+    def convolution_parameters(self) -> int:
+        """Parameters of the convolution, which has no bias."""
+        return self.convolved_width * self.conv_size
+
+    @property
+    def gate_parameters(self) -> tuple[int, int]:
+        """Parameters of the norm of a value head, which all heads share."""
+        return 0, self.value_head_dim
 
     def mixing_flops(self, length: FloatArray | float) -> FloatArray | float:  # noqa: ARG002 # a state has no length
         """Return the FLOPs of the scan of one token."""
         keys, values = self.key_head_dim, self.value_head_dim
         return 2.0 * self.num_value_heads * (3 * CHUNK * keys + 2 * CHUNK * values + 3 * keys * values)
-
-    def sizes(self) -> dict[str, int]:
-        """Return the key heads, which tp deals whole."""
-        return {"state_heads": self.num_key_heads}

@@ -15,6 +15,7 @@ from costmodels.blocks.attention_core import AttentionCore
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import BlockContext, Degrees
 from costmodels.blocks.contract import AbstractBlock, Exchanges, HeldParameters
+from costmodels.blocks.graph import HEADS, HIDDEN, ROWS, BlockGraph, enter, leave
 from costmodels.blocks.mask import Mask
 from costmodels.blocks.matrix import Matrix
 from costmodels.blocks.operator import Family, Operator
@@ -194,6 +195,65 @@ class LatentAttention(AbstractBlock):
             Matrix(rows=up, columns=self.kv_lora_rank, cut="rows", ways=tp),
             Matrix(rows=h, columns=self.context_size, cut="columns", ways=tp),
         ]
+
+    def add_to(self, graph: BlockGraph, x: int) -> int:
+        """Add the norm, the heads from their latents, attention, the output and the residual."""
+        graph = graph.sized(
+            kv_heads=self.num_heads,
+            query_groups=1,
+            head_dim=self.head_dim,
+            value_dim=self.v_head_dim,
+            plain_dim=self.qk_nope_head_dim,
+            rotary_dim=self.qk_rope_head_dim,
+            query_rank=self.q_lora_rank or 1,
+            latent_rank=self.kv_lora_rank,
+        )
+        normed = enter(self, graph, x)
+        queries, rank = self._add_queries(graph, normed)
+        keys, values = self._add_keys(graph, normed)
+        if self.rotary:
+            queries = graph.rotary("query_rotary", queries)
+        y = graph.attention("core", (queries, keys, values), self.mask, chosen=self._add_choice(graph, normed, rank))
+        (y,) = graph.linear("out", (y, f"{ROWS} {HEADS} value_dim"), {"": (f"{HEADS} value_dim hidden", HIDDEN)})
+        if self.output_bias:
+            y = graph.bias("out_bias", y, "hidden")
+        return leave(self, graph, x, y)
+
+    def _add_choice(self, graph: BlockGraph, normed: int, rank: int) -> int | None:  # noqa: ARG002
+        """Return that a query sees all keys under the mask."""
+        return None
+
+    def _add_queries(self, graph: BlockGraph, normed: int) -> tuple[int, int]:
+        """Add the queries; return them, and what they are projected from."""
+        queries = f"{HEADS} head_dim"
+        if not self.q_lora_rank:
+            (made,) = graph.linear("q_up", (normed, HIDDEN), {"": (f"hidden {queries}", f"{ROWS} {queries}")})
+            return made, normed
+        (rank,) = graph.linear("q_down", (normed, HIDDEN), {"": ("hidden query_rank", f"{ROWS} query_rank")})
+        if self.down_bias:
+            rank = graph.bias("q_down_bias", rank, "query_rank")
+        rank = graph.norm("q_norm", rank, over="query_rank")
+        weight = (f"query_rank {queries}", f"{ROWS} {queries}")
+        (made,) = graph.linear("q_up", (rank, f"{ROWS} query_rank"), {"": weight})
+        return made, rank
+
+    def _add_keys(self, graph: BlockGraph, normed: int) -> tuple[int, int]:
+        """Add keys and values; the key's rotary part comes directly from the hidden vector."""
+        down = {
+            "latent": ("hidden latent_rank", f"{ROWS} latent_rank"),
+            "rotary": ("hidden rotary_dim", f"{ROWS} rotary_dim"),
+        }
+        latent, turned = graph.linear("kv_down", (normed, HIDDEN), down)
+        if self.down_bias:
+            latent = graph.bias("kv_down_bias", latent, "latent_rank")
+            turned = graph.bias("kv_down_rotary_bias", turned, "rotary_dim")
+        latent = graph.norm("kv_norm", latent, over="latent_rank")
+        up = {
+            label: (f"latent_rank kv_heads {dim}", f"{ROWS} kv_heads {dim}")
+            for label, dim in (("key", "plain_dim"), ("value", "value_dim"))
+        }
+        plain, values = graph.linear("kv_up", (latent, f"{ROWS} latent_rank"), up)
+        return graph.latent_key("key_rotary", plain, turned), values
 
     def sizes(self) -> dict[str, int]:
         """Return the heads; every head has its own key."""

@@ -5,11 +5,10 @@ Sources: Qin et al. 2024, arXiv 2401.04658, section 3; MiniMax-01, arXiv 2501.08
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from costmodels.blocks.builder import OperatorBuilder
-from costmodels.blocks.operator import Operator
 from costmodels.blocks.recurrent_mixer import RecurrentMixer
 from hardware.arrays import FloatArray
 
@@ -55,19 +54,25 @@ class LightningAttention(RecurrentMixer):
         """Elements of the states at the ends of blocks, shared by the tokens of a block."""
         return self.inner_width * self.head_dim / self.chunk
 
-    def scan(self, build: OperatorBuilder, tokens: FloatArray) -> list[Operator]:
-        """Return products inside blocks (scores, then values) and with the state, which is read and written."""
-        rows = tokens * (self.num_heads / build.context.degrees.tp)
-        return [
-            *build.chunked("core.chunk", rows, self.head_dim, self.chunk),
-            *build.chunked("core.values", rows, self.chunk, self.head_dim),
-            *build.chunked("core.state", rows, self.head_dim, 2 * self.head_dim),
-        ]
+    @property
+    def state_heads(self) -> int:
+        """Heads, which tp deals whole."""
+        return self.num_heads
+
+    @property
+    def products(self) -> Mapping[str, tuple[int, int, int]]:
+        """Products inside blocks (scores, then values) and with the state, which is read and written."""
+        return {
+            "core.chunk": (self.num_heads, self.head_dim, self.chunk),
+            "core.values": (self.num_heads, self.chunk, self.head_dim),
+            "core.state": (self.num_heads, self.head_dim, 2 * self.head_dim),
+        }
+
+    @property
+    def gate_parameters(self) -> tuple[int, int]:
+        """Parameters of the norm of the result."""
+        return self.inner_width, 0
 
     def mixing_flops(self, length: FloatArray | float) -> FloatArray | float:  # noqa: ARG002 # a state has no length
         """Return the FLOPs of one token: scores and values of a block, and the state."""
         return 2.0 * self.inner_width * (2 * self.chunk + 2 * self.head_dim)
-
-    def sizes(self) -> dict[str, int]:
-        """Return the heads, which tp deals whole."""
-        return {"state_heads": self.num_heads}

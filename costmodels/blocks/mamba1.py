@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from costmodels.blocks.builder import OperatorBuilder
+from costmodels.blocks.graph import ROWS, BlockGraph
 from costmodels.blocks.operator import Operator
 from costmodels.blocks.recurrent_mixer import RecurrentMixer
 from hardware.arrays import FloatArray
@@ -80,6 +81,48 @@ class Mamba1(RecurrentMixer):
         """Return the FLOPs of the scan of one token: nine per channel and element of its state."""
         return 9.0 * self.inner_size * self.state_size
 
-    def sizes(self) -> dict[str, int]:
-        """Return the channels, which tp divides."""
-        return {"state_heads": self.inner_size}
+    @property
+    def state_heads(self) -> int:
+        """Channels, which tp divides."""
+        return self.inner_size
+
+    @property
+    def convolution_parameters(self) -> int:
+        """Parameters of the convolution and its bias."""
+        return self.inner_size * (self.conv_size + self.conv_bias)
+
+    @property
+    def biases(self) -> tuple[bool, bool]:
+        """Whether the products have biases."""
+        return self.proj_bias, self.proj_bias
+
+    @property
+    def scan_parameters(self) -> int:
+        """Parameters of the scan itself: decays of every element of the state, skips, and biases of step sizes."""
+        return self.inner_size * (self.state_size + 2)
+
+    def add_core(self, graph: BlockGraph, mixed: int, steps: int | None) -> int:
+        """Add the convolution, the projections of the scan's inputs, and the scan.
+
+        Step sizes, inputs and outputs of the state come from all channels, so that ranks that share these add up sums.
+        """
+        assert steps is None, "step sizes are projected from the channels"
+        graph = graph.sized(step_rank=self.step_rank, state_width=2 * self.state_size)
+        channels = f"{ROWS} state_heads mixed_width"
+        mixed = self.add_convolution(graph, mixed)
+        weights = {
+            label: (f"state_heads mixed_width {width}", f"{ROWS} {width}")
+            for label, width in (("steps", "step_rank"), ("states", "state_width"))
+        }
+        made = dict(zip(weights, graph.linear("core.x_proj", (mixed, channels), weights), strict=True))
+        if self.has_norms:
+            made["steps"] = graph.norm("core.steps_norm", made["steps"], over="step_rank")
+            made["states"] = graph.norm("core.states_norm", made["states"], over="state_width")
+        weight = ("step_rank state_heads", f"{ROWS} state_heads")
+        (sizes,) = graph.linear("core.dt_proj", (made["steps"], f"{ROWS} step_rank"), {"": weight})
+        operands = {
+            "mixed": (mixed, channels),
+            "steps": (sizes, f"{ROWS} state_heads"),
+            "states": (made["states"], f"{ROWS} state_width"),
+        }
+        return self.add_scan(graph, operands)

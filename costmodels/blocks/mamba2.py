@@ -6,11 +6,10 @@ the projections and what tp cuts; Megatron-LM training.py, num_floating_point_op
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from costmodels.blocks.builder import OperatorBuilder
-from costmodels.blocks.operator import Operator
 from costmodels.blocks.recurrent_mixer import RecurrentMixer
 from hardware.arrays import FloatArray
 
@@ -63,30 +62,44 @@ class Mamba2(RecurrentMixer):
     @property
     def small_parameters(self) -> int:
         """Parameters of the convolution, three numbers per head, the norm of the result, and biases."""
-        convolution = self.convolved_width * (self.conv_size + self.conv_bias)
         biases = self.proj_bias * self.input_width + self.output_bias * self.hidden_size
-        return convolution + 3 * self.num_heads + self.has_norm * self.inner_width + biases
+        return self.convolution_parameters + 3 * self.num_heads + self.has_norm * self.inner_width + biases
 
     @property
     def kept_width(self) -> float:
         """Elements of the states at the ends of chunks, shared by the tokens of a chunk."""
         return self.inner_width * self.state_size / self.chunk
 
-    def scan(self, build: OperatorBuilder, tokens: FloatArray) -> list[Operator]:
-        """Return products inside chunks (of outputs and inputs of the state, then with values) and with the state."""
-        tp = build.context.degrees.tp
-        rows = tokens * (self.num_heads / tp)
-        return [
-            *build.chunked("core.chunk", tokens * (self.num_groups / tp), self.state_size, self.chunk),
-            *build.chunked("core.values", rows, self.chunk, self.head_dim),
+    @property
+    def state_heads(self) -> int:
+        """Groups, of which every tp rank has a whole number."""
+        return self.num_groups
+
+    @property
+    def products(self) -> Mapping[str, tuple[int, int, int]]:
+        """Products inside chunks (of outputs and inputs of the state, then with values) and with the state."""
+        return {
+            "core.chunk": (self.num_groups, self.state_size, self.chunk),
+            "core.values": (self.num_heads, self.chunk, self.head_dim),
             # the state is written by values, and read for the result
-            *build.chunked("core.state", rows, self.state_size, 2 * self.head_dim),
-        ]
+            "core.state": (self.num_heads, self.state_size, 2 * self.head_dim),
+        }
+
+    @property
+    def convolution_parameters(self) -> int:
+        """Parameters of the convolution and its bias."""
+        return self.convolved_width * (self.conv_size + self.conv_bias)
+
+    @property
+    def gate_parameters(self) -> tuple[int, int]:
+        """Parameters of the norm of the result."""
+        return self.has_norm * self.inner_width, 0
+
+    @property
+    def biases(self) -> tuple[bool, bool]:
+        """Whether the first and the last product have biases."""
+        return self.proj_bias, self.output_bias
 
     def mixing_flops(self, length: FloatArray | float) -> FloatArray | float:  # noqa: ARG002 # a state has no length
         """Return the FLOPs of the scan of one token: seven per channel and element of its state."""
         return 7.0 * self.inner_width * self.state_size
-
-    def sizes(self) -> dict[str, int]:
-        """Return the groups, of which every tp rank has a whole number."""
-        return {"state_heads": self.num_groups}

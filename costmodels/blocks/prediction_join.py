@@ -14,6 +14,7 @@ import numpy as np
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import BlockContext, Degrees
 from costmodels.blocks.contract import AbstractBlock, Exchanges, HeldParameters
+from costmodels.blocks.graph import HIDDEN, ROWS, BlockGraph
 from costmodels.blocks.matrix import Matrix
 from costmodels.blocks.operator import Family, Operator
 from costmodels.blocks.tally import BlockMemory, Tally
@@ -57,6 +58,17 @@ class PredictionJoin(AbstractBlock):
         """Return the matrix of the projection."""
         tp, h = degrees.tp.astype(np.float64), self.hidden_size
         return [Matrix(rows=h, columns=2 * h, cut="rows", ways=tp)]
+
+    def add_to(self, graph: BlockGraph, x: int) -> int:
+        """Add the two norms and the projection of both halves to one width."""
+        has_bias = self.norm_size > self.hidden_size
+        hidden = graph.norm("norm", x, over="hidden", has_bias=has_bias)
+        after = graph.norm("embedding_norm", graph.next_embedding("lookup"), over="hidden", has_bias=has_bias)
+        graph, both = graph.sized(halves=2, joined=self.hidden_size), f"{ROWS} halves hidden"
+        parts = {"hidden": (hidden, HIDDEN), "embedding": (after, HIDDEN)}
+        (stacked,) = graph.kernel("join", "join", parts, {"": both}, whole=("halves",))
+        (made,) = graph.linear("proj", (stacked, both), {"": ("halves hidden joined", f"{ROWS} joined")})
+        return made
 
     def exchanges(self, context: BlockContext) -> Exchanges:  # noqa: ARG002 # the contract's
         """Return that tp gathers the input and gives each rank its part of the output."""

@@ -9,7 +9,9 @@ Letters: u unique shape rows.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +20,7 @@ import numpy as np
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import BlockContext, Degrees
 from costmodels.blocks.contract import AbstractBlock, Exchanges, HeldParameters
+from costmodels.blocks.graph import HIDDEN, ROWS, BlockGraph, enter, leave
 from costmodels.blocks.matrix import Matrix
 from costmodels.blocks.operator import Family, Operator
 from costmodels.blocks.tally import BlockMemory, Tally
@@ -65,9 +68,39 @@ class RecurrentMixer(AbstractBlock):
     def kept_width(self) -> float:
         """Elements of one token that the scan keeps beside its inputs and its result, all heads."""
 
+    @property
     @abstractmethod
+    def state_heads(self) -> int:
+        """Parts into which the mixer can be cut, each with a state of its own: heads, their groups, or channels."""
+
+    @property
+    def products(self) -> Mapping[str, tuple[int, int, int]]:
+        """Products of the scan by their roles: heads, and k and n of the product [heads of a token, k] @ [k, n]."""
+        return {}
+
+    @property
+    def convolution_parameters(self) -> int:
+        """Parameters of the convolution."""
+        return 0
+
+    @property
+    def gate_parameters(self) -> tuple[int, int]:
+        """Parameters of the norm of the scan's result: of all heads together, and those that heads share."""
+        return 0, 0
+
+    @property
+    def biases(self) -> tuple[bool, bool]:
+        """Whether the first and the last product have biases."""
+        return False, False
+
     def scan(self, build: OperatorBuilder, tokens: FloatArray) -> list[Operator]:
         """Return the operators of the scan over so many tokens, whose heads tp divides."""
+        tp = build.context.degrees.tp
+        return [
+            operator
+            for role, (heads, k, n) in self.products.items()
+            for operator in build.chunked(role, tokens * (heads / tp), k, n)
+        ]
 
     @property
     def _cut_parameters(self) -> int:
@@ -122,6 +155,114 @@ class RecurrentMixer(AbstractBlock):
             Matrix(rows=self.input_width, columns=h, cut="rows", ways=tp),
             Matrix(rows=h, columns=self.inner_width, cut="columns", ways=tp),
         ]
+
+    def sizes(self) -> dict[str, int]:
+        """Return the parts of the state, of which every tp rank has a whole number."""
+        return {"state_heads": self.state_heads}
+
+    # Graph of a training step
+
+    @property
+    def mixed_width(self) -> int:
+        """Width of the first product's part that the convolution reads, or the scan where there is no convolution."""
+        return self.convolved_width or self.input_width - self.inner_width
+
+    @property
+    def scan_parameters(self) -> int:
+        """Parameters of the scan: decays, skips, biases of step sizes."""
+        of_input, of_output = self.biases
+        biases = of_input * self.input_width + of_output * self.hidden_size
+        return self.small_parameters - self.convolution_parameters - sum(self.gate_parameters) - biases
+
+    def add_to(self, graph: BlockGraph, x: int) -> int:
+        """Add the norm, the products, what stands between them, and the residual.
+
+        The sequence stays whole between the products, since the state runs along it; heads can be cut there.
+        """
+        heads, (of_heads, shared) = self.state_heads, self.gate_parameters
+        widths = {
+            "mixed": self.mixed_width,
+            "steps": self.input_width - self.mixed_width - self.inner_width,
+            "gate": self.inner_width,
+            "conv": self.convolution_parameters,
+            "scan": self.scan_parameters,
+            "gate_norm": of_heads,
+        }
+        assert not any(width % heads for width in widths.values()), f"{widths} are of all {heads} heads"
+        graph = graph.sized(
+            state_heads=heads,
+            shared_norm=shared or 1,
+            kept=max(math.ceil(self.kept_width * graph.sequence_length / heads), 1),
+            **{f"{name}_width": max(width // heads, 1) for name, width in widths.items()},
+        )
+        of_input, of_output = self.biases
+        parts = [name for name in ("mixed", "steps", "gate") if widths[name]]
+        weights = {name: (f"hidden state_heads {name}_width", f"{ROWS} state_heads {name}_width") for name in parts}
+        made = dict(zip(parts, graph.linear("in_proj", (enter(self, graph, x), HIDDEN), weights), strict=True))
+        for name in parts if of_input else ():
+            made[name] = graph.bias(f"in_proj.{name}_bias", made[name], f"state_heads {name}_width")
+        y = self.add_core(graph, made["mixed"], made.get("steps"))
+        y = self._add_gate(graph, y, made["gate"])
+        (y,) = graph.linear(
+            "out_proj", (y, f"{ROWS} state_heads gate_width"), {"": ("state_heads gate_width hidden", HIDDEN)}
+        )
+        return leave(self, graph, x, graph.bias("out_bias", y, "hidden") if of_output else y)
+
+    def add_core(self, graph: BlockGraph, mixed: int, steps: int | None) -> int:
+        """Add the convolution and the scan, and return the scan's result."""
+        operands = {"mixed": (self.add_convolution(graph, mixed), f"{ROWS} state_heads mixed_width")}
+        if steps is not None:
+            operands["steps"] = (steps, f"{ROWS} state_heads steps_width")
+        return self.add_scan(graph, operands)
+
+    def add_convolution(self, graph: BlockGraph, mixed: int) -> int:
+        """Add the convolution of what it reads along the sequence, if there is one."""
+        if not self.convolution_parameters:
+            return mixed
+        pattern, weight = f"{ROWS} state_heads mixed_width", "state_heads conv_width"
+        (made,) = graph.kernel(
+            "core.convolution",
+            "convolution",
+            {"mixed": (mixed, pattern), "weight": (graph.parameter("core.convolution.weight", weight), weight)},
+            {"": pattern},
+            whole=("sequence", "mixed_width", "conv_width"),
+        )
+        return made
+
+    def add_scan(self, graph: BlockGraph, operands: Mapping[str, tuple[int, str]]) -> int:
+        """Add the scan of these operands along the sequence, with its own parameters; it keeps its states."""
+        flop = 2.0 * graph.batch * graph.sequence_length * sum(heads * k * n for heads, k, n in self.products.values())
+        operands = dict(operands)
+        if self.scan_parameters:
+            weight = "state_heads scan_width"
+            operands["weight"] = graph.parameter("core.scan.weight", weight), weight
+        inside = {name for _, pattern in operands.values() for name in pattern.split() if name.endswith("_width")}
+        made, _ = graph.kernel(
+            "core.scan",
+            f"{self.kind}_scan",
+            operands,
+            {"": f"{ROWS} state_heads gate_width", "states": "batch state_heads kept"},
+            whole=("sequence", "gate_width", "kept", *sorted(inside)),
+            flop=flop,
+            reads_results=True,
+        )
+        return made
+
+    def _add_gate(self, graph: BlockGraph, y: int, gate: int) -> int:
+        """Add the gate of the scan's result, and its norm."""
+        pattern, (of_heads, shared) = f"{ROWS} state_heads gate_width", self.gate_parameters
+        operands = {"data": (y, pattern), "gate": (gate, pattern)}
+        for is_there, label, weight in (
+            (of_heads, "weight", "state_heads gate_norm_width"),
+            (shared, "shared_weight", "shared_norm"),
+        ):
+            if is_there:
+                operands[label] = graph.parameter(f"core.gate.{label}", weight), weight
+        inside = {name for _, pattern in operands.values() for name in pattern.split()} - {*ROWS.split(), "state_heads"}
+        (made,) = graph.kernel(
+            "core.gate", "gated_norm" if of_heads or shared else "gate", operands, {"": pattern}, whole=sorted(inside)
+        )
+        return made
 
     def exchanges(self, context: BlockContext) -> Exchanges:
         """Return what the exchange of heads over cp or up sends: the first product's output, and the scan's result."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from costmodels.blocks.builder import OperatorBuilder
+from costmodels.blocks.graph import ROWS, BlockGraph
 from costmodels.blocks.operator import Operator
 from costmodels.blocks.recurrent_mixer import RecurrentMixer
 from hardware.arrays import FloatArray
@@ -58,6 +59,30 @@ class ShortConvolution(RecurrentMixer):
         elements = tokens * (self.hidden_size / build.context.degrees.tp)
         return build.elementwise("core.input_gate", elements, 3, 5)
 
-    def sizes(self) -> dict[str, int]:
-        """Return the channels, which tp divides."""
-        return {"state_heads": self.hidden_size}
+    @property
+    def state_heads(self) -> int:
+        """Channels, which tp divides."""
+        return self.hidden_size
+
+    @property
+    def convolution_parameters(self) -> int:
+        """Parameters of the convolution and its bias."""
+        return self.hidden_size * (self.conv_size + self.bias)
+
+    @property
+    def biases(self) -> tuple[bool, bool]:
+        """Whether the products have biases."""
+        return self.bias, self.bias
+
+    def add_core(self, graph: BlockGraph, mixed: int, steps: int | None) -> int:
+        """Add the gate before the convolution, and the convolution."""
+        assert steps is not None, "the first product makes two gates"
+        pattern = f"{ROWS} state_heads {{}}_width".format
+        (made,) = graph.kernel(
+            "core.input_gate",
+            "gate",
+            {"data": (mixed, pattern("mixed")), "gate": (steps, pattern("steps"))},
+            {"": pattern("mixed")},
+            whole=("mixed_width", "steps_width"),
+        )
+        return self.add_convolution(graph, made)

@@ -14,11 +14,15 @@ import numpy as np
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.context import Degrees
 from costmodels.blocks.contract import HeldParameters
+from costmodels.blocks.graph import HIDDEN, ROWS, BlockGraph
 from costmodels.blocks.latent_attention import LatentAttention
 from costmodels.blocks.matrix import Matrix
 from costmodels.blocks.operator import Operator
 from costmodels.blocks.tally import BlockMemory, Tally
 from hardware.arrays import FloatArray
+
+INDEX_BYTES = 4
+"""Size of the number of a chosen key (int32)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +64,8 @@ class SparseLatentAttention(LatentAttention):
     def core(self, build: OperatorBuilder) -> list[Operator]:
         """Return the indexer, and attention over the keys that it chose.
 
-        The indexer scores every earlier key, half of the square; its choice reads each score.
+        The indexer scores every earlier key, half of the square; its choice reads each score. Its inputs are detached,
+        so that it learns its own weights alone (megatron-core dsa.py).
         """
         attention = self._core(build.context).operators(build)
         if not self.index_heads:
@@ -69,9 +74,12 @@ class SparseLatentAttention(LatentAttention):
         queries = np.asarray(context.sequences * (context.length / (context.degrees.cp * context.degrees.up)))
         keys, width = context.length / 2.0, self.index_heads * self.index_head_dim
         rank = self.q_lora_rank or self.hidden_size
-        return [
+        inputs = [
             *build.matmul("core.index_queries", context.tokens, rank, width),
             *build.matmul("core.index_keys", context.tokens, self.hidden_size, self.index_head_dim + self.index_heads),
+        ]
+        return [
+            *(operator for operator in inputs if not operator.name.endswith(".data_gradient")),
             *build.chunked("core.index_scores", queries * self.index_heads, self.index_head_dim, keys),
             *build.elementwise("core.index_choice", queries * keys, 3, 0, is_fused=True),
             *attention,
@@ -89,6 +97,42 @@ class SparseLatentAttention(LatentAttention):
             (self.index_heads, self.hidden_size),
         )
         return own + [Matrix(rows=rows, columns=columns, cut="none", ways=tp) for rows, columns in sizes]
+
+    def _add_choice(self, graph: BlockGraph, normed: int, rank: int) -> int | None:
+        """Add the indexer, and return the keys that it chose for each query.
+
+        A layer that takes the choice of an earlier one is planned without it. The gradient of the choice stands for the
+        indexer's own loss, which compares its scores with attention's (DeepSeek-V3.2-Exp, section 2.1).
+        """
+        if not self.index_heads:
+            return None
+        length = graph.sequence_length
+        chosen = min(self.mask.window or length, length)
+        graph = graph.sized(index_heads=self.index_heads, index_dim=self.index_head_dim, chosen=chosen)
+        inner, pattern = ("query_rank", f"{ROWS} query_rank") if self.q_lora_rank else ("hidden", HIDDEN)
+        weight = (f"{inner} index_heads index_dim", f"{ROWS} index_heads index_dim")
+        (queries,) = graph.linear("index_queries", (rank, pattern), {"": weight}, is_detached=True)
+        parts = {
+            "key": ("hidden index_dim", f"{ROWS} index_dim"),
+            "share": ("hidden index_heads", f"{ROWS} index_heads"),
+        }
+        keys, shares = graph.linear("index_keys", (normed, HIDDEN), parts, is_detached=True)
+        keys = graph.norm("index_add_norm", keys, over="index_dim", has_bias=True)
+        # half of the square of queries and keys is scored, and only the chosen keys' numbers are written
+        (made,) = graph.kernel(
+            "index_choice",
+            "index_choice",
+            {
+                "queries": (queries, "batch queries index_heads index_dim"),
+                "keys": (keys, "batch keys index_dim"),
+                "shares": (shares, "batch queries index_heads"),
+            },
+            {"": "batch queries chosen"},
+            whole=("keys", "index_heads", "index_dim", "chosen"),
+            element_bytes=INDEX_BYTES,
+            flop=graph.batch * length * length * self.index_heads * self.index_head_dim,
+        )
+        return made
 
     def mixing_flops(self, length: FloatArray | float) -> FloatArray | float:
         """Return the FLOPs of one token: the indexer over all earlier keys, and attention over those it chose."""

@@ -7,7 +7,7 @@ So a plan equal to Megatron's changes nothing, and the runtime hides the same sh
 Further communication of a plan is added and hidden by nothing: a runtime that sends keys beside attention need not be
 able to send anything else there.
 
-Letters: B blocks, in the order of PLANNED_BLOCKS.
+Letters: B blocks, in the order of `LayerChange.blocks`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from costmodels.job.parallel_config import PLANS
 
 PLANNED_BLOCKS = ("attention", "dense_mlp", "moe_mlp", "embedding", "head")
-"""Names of the blocks of a plain decoder, which plans shard."""
+"""Names of the blocks of a plain decoder, which come first among those that plans shard."""
 
 ByBlock = tuple[float, ...]
-"""Numbers, one for each of PLANNED_BLOCKS."""
+"""Numbers, one for each block."""
 
 SHAPE = ("tp", "cp", "up", "ep", "expert_tp", "mbs", "sequence_parallel")
 """Names of the dimensions that determine a layer's mesh and its tensors."""
@@ -42,6 +42,7 @@ class LayerChange:
             micro-batch].
         once_s: Time of the collectives of weights and gradients once a step, minus that of Megatron's plan, at the
             links' full speed [B] [s].
+        blocks: Names of the blocks [B], those of the model's own kinds last; `ModelSpec.planned_names`.
     """
 
     tp: int
@@ -56,6 +57,7 @@ class LayerChange:
     exposed: tuple[ByBlock, ...]
     added_s: tuple[tuple[ByBlock, ...], ...]
     once_s: ByBlock
+    blocks: tuple[str, ...] = PLANNED_BLOCKS
 
     @property
     def key(self) -> tuple[int, ...]:

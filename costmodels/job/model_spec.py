@@ -191,11 +191,11 @@ class ModelSpec:
 
     @cached_property
     def planned_names(self) -> tuple[str, ...]:
-        """Names under which plans know the blocks [B], by their families; empty for prediction modules' own."""
-        known = {Family.MIXER: "attention", Family.MLP: "dense_mlp", Family.EXPERTS: "moe_mlp"}
-        in_layers = {block for layer in self.layers for block in layer}
-        ends = {self.embedding: "embedding", self.head: "head"}
-        return tuple(known[block.family] if block in in_layers else ends.get(block, "") for block in self.blocks)
+        """Names under which plans know the blocks [B]; empty for prediction modules' own."""
+        planned = {block for layer in self.layers for block in layer} | {self.embedding, self.head}
+        return tuple(
+            name if block in planned else "" for block, name in zip(self.blocks, self.block_names, strict=True)
+        )
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:

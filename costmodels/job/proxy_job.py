@@ -66,6 +66,23 @@ def with_layers(model: ModelSpec, layers: int) -> ModelSpec:
     return decoder.with_masks([masks[at] for at in _sample(model.num_layers, layers)])
 
 
+def planned_layers(model: ModelSpec) -> ModelSpec:
+    """Return the model with the few layers that stand for all of them in a plan.
+
+    Of a plain decoder these are two layers, or the fewest that include every kind of layer. Of any other model there is
+    one layer of each kind, in the order in which they first appear, and two where there is one kind.
+    """
+    if model.is_plain:
+        # Larger graphs would only repeat these.
+        fewest = 2 // model.plain.moe_layer_period if model.is_moe else 2
+        return with_layers(model, min(max(least_layers(model), fewest), model.num_layers))
+    kinds = tuple(dict.fromkeys(model.layers))
+    layers = (kinds * 2)[: min(max(len(kinds), 2), model.num_layers)]
+    if len(layers) == model.num_layers:
+        return model
+    return replace(model, name=f"{model.name} of {len(layers)} layers", layers=layers, decoder=None)
+
+
 def _sample(num_layers: int, layers: int) -> IntArray:
     """Return the positions of so many of the layers, spread evenly."""
     return ((np.arange(layers) + 0.5) * num_layers / layers).astype(np.int64)

@@ -8,6 +8,7 @@ experts are distributed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,18 +21,22 @@ from costmodels.step.breakdown import EXPOSED_PARTS
 from hardware.arrays import FloatArray
 
 OUTSIDE = ("embedding", "head")
+INSIDE = ("layers", "prediction")
+"""First words of the names of operators that belong to a numbered layer or prediction module, and to a block of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BlockFigures:
-    """Seconds of one block and micro-batch; B blocks in the order of PLANNED_BLOCKS.
+    """Seconds of one block and micro-batch.
 
     Attributes:
+        blocks: Names of the blocks [B]: PLANNED_BLOCKS, and then others that the graph has.
         compute_s: Compute time of the forward and the backward pass [2, B] [s].
         exposed_s: Communication time by pass and EXPOSED_PARTS [2, 4, B] [s].
         once_s: Time of weight and gradient collectives, once a step [B] [s].
     """
 
+    blocks: tuple[str, ...]
     compute_s: FloatArray
     exposed_s: FloatArray
     once_s: FloatArray
@@ -44,10 +49,12 @@ def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
     """
     graph, turn = plan.graph, plan.graph.first_backward
     assert turn is not None, f"{graph.name!r} must mark the start of its backward pass"
-    blocks = [_block_of(op.name) for op in graph.ops]
-    compute_s = np.zeros((2, len(PLANNED_BLOCKS)))
-    exposed_s = np.zeros((2, len(EXPOSED_PARTS), len(PLANNED_BLOCKS)))
-    once_s = np.zeros(len(PLANNED_BLOCKS))
+    names = [_block_of(op.name) for op in graph.ops]
+    known = tuple(dict.fromkeys((*PLANNED_BLOCKS, *names)))
+    blocks = [known.index(name) for name in names]
+    compute_s = np.zeros((2, len(known)))
+    exposed_s = np.zeros((2, len(EXPOSED_PARTS), len(known)))
+    once_s = np.zeros(len(known))
     # The optimizer's update is left out: it runs once a step, not once a micro-batch.
     for number, (op, seconds) in enumerate(zip(graph.ops, cost.compute_s.tolist(), strict=True)):
         if not runs_once(graph, number):
@@ -59,11 +66,13 @@ def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
         else:
             # A collective may run less often than its operator, for example once after a loop.
             often = each.times / graph.ops[each.op].times
-            part = EXPOSED_PARTS.index(_part_of(plan, each, PLANNED_BLOCKS[block]))
+            part = EXPOSED_PARTS.index(_part_of(plan, each, known[block]))
             exposed_s[int(each.op >= turn), part, block] += often * each.seconds
     # equal layers are sharded alike, so that the mean is the figure of each
-    layers = _times_of_blocks(graph)
-    return BlockFigures(compute_s=compute_s / layers, exposed_s=exposed_s / layers, once_s=once_s / layers)
+    layers = _times_of_blocks(graph, known)
+    return BlockFigures(
+        blocks=known, compute_s=compute_s / layers, exposed_s=exposed_s / layers, once_s=once_s / layers
+    )
 
 
 def runs_once(graph: Graph, number: int) -> bool:
@@ -90,25 +99,27 @@ def ratios(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
     return np.divide(numerator, denominator, out=np.ones_like(numerator), where=denominator > 0)
 
 
-def _block_of(name: str) -> int:
-    """Return the index in PLANNED_BLOCKS of the block that an operator belongs to."""
+def _block_of(name: str) -> str:
+    """Return the name of the block that an operator belongs to."""
     place, *inside = name.split(".")
-    if place == "layers":
-        return PLANNED_BLOCKS.index(inside[1])
-    return PLANNED_BLOCKS.index(place if place in OUTSIDE else "embedding")
+    if place in INSIDE:
+        return inside[1]
+    return place if place in OUTSIDE else "embedding"
 
 
 def _part_of(plan: Plan, collective: PlannedCollective, block: str) -> str:
     names = [plan.mesh.names[axis] for axis in collective.move.axes]
-    if "dp" in names or (block == "moe_mlp" and collective.move.kind == OpKind.ALL_TO_ALL):
+    if "dp" in names or (block.startswith("moe_mlp") and collective.move.kind == OpKind.ALL_TO_ALL):
         return "ep"
     return names[0]
 
 
-def _times_of_blocks(graph: Graph) -> FloatArray:
-    """Count the layers that contain each block [B]; blocks outside of layers count 1."""
-    found: list[set[str]] = [set() for _ in PLANNED_BLOCKS]
+def _times_of_blocks(graph: Graph, known: Sequence[str]) -> FloatArray:
+    """Count how often layers and modules contain each block [B]; blocks outside of them count 1."""
+    found: dict[str, set[tuple[str, str]]] = {name: set() for name in known}
     for op in graph.ops:
         place, *inside = op.name.split(".")
-        found[_block_of(op.name)].add(inside[0] if place == "layers" else "")
-    return np.array([max(len(layers), 1) for layers in found], dtype=np.float64)
+        # of equal blocks in one layer, the second one's roles begin with a number
+        again = inside[2] if place in INSIDE and len(inside) > 2 and inside[2].isdecimal() else ""
+        found[_block_of(op.name)].add((f"{place}.{inside[0]}" if place in INSIDE else "", again))
+    return np.array([max(len(found[name]), 1) for name in known], dtype=np.float64)

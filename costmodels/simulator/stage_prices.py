@@ -308,7 +308,7 @@ class _Builder:
         change, model = change_of(self.runtime.layer_changes, self.grid), self.job.model
         if change is None:
             return np.zeros((1, 1))
-        once_s = of_blocks(change.once_s, model.planned_names, other=0.0)
+        once_s = of_blocks(change, change.once_s, model.planned_names, other=0.0)
         return np.asarray((whole @ model.blocks_of_piece @ once_s)[:, None] / self.runtime.network_efficiency)
 
     def _host(self, kind: ReplicaKind, stage: int) -> int:

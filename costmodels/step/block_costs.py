@@ -188,16 +188,16 @@ def _apply_layer_changes(
     for row, change in found:
         # The backward time holds the repeated forward pass too. It is scaled by the backward ratio first, and the
         # difference between the ratios corrects the repeated part.
-        forward, backward = of_blocks(change.compute, names, other=1.0)
+        forward, backward = of_blocks(change, change.compute, names, other=1.0)
         again = in_layer * is_full[row]
         repeated = again * changed["compute"][:, 0, :, row]
         changed["compute"][:, 1, :, row] *= backward
         changed["compute"][:, 1, :, row] += (forward - backward) * repeated
         changed["compute"][:, 0, :, row] *= forward
-        forward_s, backward_s = of_blocks(change.added_s, names, other=0.0) / runtime.network_efficiency
-        changed["exposed"][..., row] *= of_blocks(change.exposed, names, other=1.0)
+        forward_s, backward_s = of_blocks(change, change.added_s, names, other=0.0) / runtime.network_efficiency
+        changed["exposed"][..., row] *= of_blocks(change, change.exposed, names, other=1.0)
         changed["exposed"][..., row] += (1 + again) * forward_s + backward_s
-        changed["once_s"][..., row] += of_blocks(change.once_s, names, other=0.0) / runtime.network_efficiency
+        changed["once_s"][..., row] += of_blocks(change, change.once_s, names, other=0.0) / runtime.network_efficiency
     return replace(costs, **changed)
 
 

@@ -10,33 +10,33 @@ from collections.abc import Sequence
 import numpy as np
 
 from costmodels.blocks.operator import Phase
-from costmodels.job.layer_change import KEYS, PLANNED_BLOCKS, SHAPE, LayerChange
+from costmodels.job.layer_change import KEYS, SHAPE, LayerChange
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.step.breakdown import EXPOSED_PARTS
 from hardware.arrays import FloatArray
 
 
-def of_blocks(values: object, names: Sequence[str], *, other: float) -> FloatArray:
-    """Return the numbers of a change for the blocks of a model [..., B]; blocks that no plan shards get `other`."""
+def of_blocks(change: LayerChange, values: object, names: Sequence[str], *, other: float) -> FloatArray:
+    """Return numbers of a change for the blocks of a model [..., B]; blocks that no plan shards get `other`."""
     known = np.asarray(values, dtype=np.float64)
     known = np.concatenate([known, np.full((*known.shape[:-1], 1), other)], axis=-1)
-    columns = [PLANNED_BLOCKS.index(name) if name in PLANNED_BLOCKS else len(PLANNED_BLOCKS) for name in names]
+    columns = [change.blocks.index(name) if name in change.blocks else len(change.blocks) for name in names]
     return known[..., columns]
 
 
 def compute_ratio(change: LayerChange, block: str, phase: Phase) -> float:
     """Return the compute of one block and pass relative to Megatron's plan."""
-    return float(of_blocks(change.compute[phase == Phase.BACKWARD], (block,), other=1.0)[0])
+    return float(of_blocks(change, change.compute[phase == Phase.BACKWARD], (block,), other=1.0)[0])
 
 
 def exposed_ratio(change: LayerChange, block: str, part: str) -> float:
     """Return the communication of one block in one part of the breakdown relative to Megatron's plan."""
-    return float(of_blocks(change.exposed[EXPOSED_PARTS.index(part)], (block,), other=1.0)[0])
+    return float(of_blocks(change, change.exposed[EXPOSED_PARTS.index(part)], (block,), other=1.0)[0])
 
 
 def added_s(change: LayerChange, block: str, phase: Phase) -> dict[str, float]:
     """Return the time that one block and pass adds to each part, at the links' full speed [s per micro-batch]."""
-    of_phase = of_blocks(change.added_s[phase == Phase.BACKWARD], (block,), other=0.0)
+    of_phase = of_blocks(change, change.added_s[phase == Phase.BACKWARD], (block,), other=0.0)
     return dict(zip(EXPOSED_PARTS, of_phase[:, 0].tolist(), strict=True))
 
 

@@ -56,6 +56,9 @@ def plan(
         str | None,
         Option(metavar="N", help="Number of layers to plan; by default the fewest that include every kind of layer."),
     ] = None,
+    prediction: Annotated[
+        bool, Option("--prediction", help="Also plan the model's modules of multi-token prediction.")
+    ] = False,
     planner: Annotated[
         str,
         Option(
@@ -154,7 +157,7 @@ def plan(
         wanted, _ = launchable_config(request, chosen)
         candidate = (request.problem.setting, wanted)
         num_layers = None if layers is None else whole_number("--layers", layers, 1)
-        graph, found_mesh = of_candidate(request.problem.setting, wanted, num_layers)
+        graph, found_mesh = of_candidate(request.problem.setting, wanted, num_layers, has_prediction=prediction)
         title = f"{config_in_words(request.problem, wanted)}: {graph.name}, one micro-batch on {found_mesh.in_words}"
     prove_s = None if prove is None else number("--prove", prove, above_zero=True)
     options = replace(options, memory_bytes=_parse_memory_bytes(memory_gib, found_mesh), prove_s=prove_s)

@@ -21,7 +21,7 @@ import numpy as np
 
 from costmodels.job.layer_change import LayerChange
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.job.proxy_job import least_layers, with_layers
+from costmodels.job.proxy_job import planned_layers
 from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.block_figures import block_figures, ratios, runs_once
 from costmodels.sharding.device_mesh import DeviceMesh
@@ -135,10 +135,7 @@ def _layers_of(task: LayerTask) -> tuple[Graph, DeviceMesh]:
     """Build the graph of the layers to plan, and the mesh of the shape."""
     axes = layer_axes(task.config)
     assert axes, "a planned shape has an axis"
-    model, period = task.job.model, task.job.model.plain.moe_layer_period
-    # Two layers, or the fewest that include every kind of layer: larger graphs would only repeat these.
-    layers = min(max(least_layers(model), 2 // period if model.is_moe else 2), model.num_layers)
-    job = replace(task.job, model=with_layers(model, layers))
+    job = replace(task.job, model=planned_layers(task.job.model))
     graph = transformer_graph(job, micro_batch_size=task.config.mbs * axes.get("dp", 1))
     mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=task.cluster)
     return repeat_micro_batches(graph, task.num_micro_batches), mesh
@@ -295,6 +292,7 @@ def _change_of(task: LayerTask, plan: Plan, cost: PlanCost, by_hand: Plan, by_ha
         exposed=freeze(np.minimum(ratios(own_s, other_s), 1.0).tolist()),
         added_s=freeze((more * own.exposed_s).tolist()),
         once_s=tuple((own.once_s - other.once_s).tolist()),
+        blocks=own.blocks,
     )
 
 

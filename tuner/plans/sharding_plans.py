@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig
-from costmodels.job.proxy_job import least_layers, with_layers
+from costmodels.job.proxy_job import least_layers, planned_layers, with_layers
 from costmodels.job.setting import Setting
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
@@ -21,26 +21,40 @@ from tuner.planners.sharding.manumatic import Perturbed, PinReport
 from tuner.planners.toast.search import Step
 
 
-def of_candidate(setting: Setting, config: ParallelConfig, num_layers: int | None = None) -> tuple[Graph, DeviceMesh]:
+def of_candidate(
+    setting: Setting, config: ParallelConfig, num_layers: int | None = None, *, has_prediction: bool = False
+) -> tuple[Graph, DeviceMesh]:
     """Build a graph of a few layers with one micro-batch of all replicas, on the devices of the first pipeline stage.
 
     Args:
         setting: Job, cluster and runtime of the study.
         config: Configuration whose degrees but pp become the axes, in the order in which ranks are counted.
         num_layers: Number of layers; None for the fewest that include every kind of layer.
+        has_prediction: Whether the model's modules of multi-token prediction are planned, too.
 
     Raises:
-        ConfigError: The model has fewer layers, or `num_layers` is too few for its kinds of layers.
+        ConfigError: The model has fewer layers or no such modules, or `num_layers` is too few for its kinds of layers.
     """
     job = setting.job
     if num_layers is not None and num_layers > job.model.num_layers:
         raise ConfigError(
             f"must be at most the {job.model.num_layers} layers of {job.model.name}", key="--layers", value=num_layers
         )
-    model = with_layers(job.model, num_layers or least_layers(job.model))
+    if has_prediction and not job.model.num_mtp_layers:
+        raise ConfigError(
+            f"needs modules of multi-token prediction, and {job.model.name} has none",
+            key="--prediction",
+            nearest="leave it out",
+        )
+    if num_layers:
+        model = with_layers(job.model, num_layers)
+    else:
+        model = with_layers(job.model, least_layers(job.model)) if job.model.is_plain else planned_layers(job.model)
     degrees = {"dp": config.dp, "cp": config.cp, "up": config.up, "tp": config.tp}
     axes = {name: size for name, size in degrees.items() if size > 1} or {"dp": 1}
-    graph = transformer_graph(replace(job, model=model), micro_batch_size=config.mbs * config.dp)
+    graph = transformer_graph(
+        replace(job, model=model), micro_batch_size=config.mbs * config.dp, has_prediction=has_prediction
+    )
     return graph, DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=setting.cluster)
 
 

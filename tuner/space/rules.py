@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodels.blocks.experts import slot_sizes
 from costmodels.job.parallel_config import DIMENSIONS, OFFLOAD_MODES, RECOMPUTE_MODES
 from costmodels.job.setting import Setting
 from costmodels.optimizers.registry import OPTIMIZERS
@@ -81,12 +82,10 @@ def _is_dealt_by_layer(s: Setting) -> np.bool_:
 
 def _token_chunks(s: Setting) -> int:
     """Return the number of chunks of a sequence that fill slots of experts by themselves; 0 for a dense model."""
-    from costmodels.sharding.frontends.transformer.experts import chunk_sizes  # noqa: PLC0415 # few studies need it
-
     model = s.job.model
     if not model.is_moe:
         return 0
-    return chunk_sizes(s.job.sequence_length, top_k=model.top_k, num_experts=model.num_experts)["chunks"]
+    return slot_sizes(s.job.sequence_length, top_k=model.top_k, num_experts=model.num_experts)["chunks"]
 
 
 def _expert_tensor(c: Columns) -> IntArray:

@@ -6,7 +6,7 @@ refused, with the first operator that differs and Megatron-LM's behaviour there.
 layers:
 
     data      the batch everywhere
-    context   the sequence everywhere; keys and values are gathered for the core
+    context   the sequence everywhere; keys and values are gathered for the core, but mixers with a state exchange heads
     ulysses   the sequence, and heads in the core
     tensor    heads, ffn and vocabulary (columns of qkv and up, rows of out and down, rows of embedding and head);
               norms, residuals and the dispatch of tokens to experts are whole, or by the sequence with sequence
@@ -34,7 +34,7 @@ from hardware.io.errors import ConfigError
 
 Kind = Literal["data", "context", "ulysses", "tensor"]
 
-HEADS = ("kv_heads", "query_groups", "heads")
+HEADS = ("kv_heads", "query_groups", "heads", "state_heads")
 TENSOR = (*HEADS, "ffn", "expert_ffn", "shared_ffn", "vocabulary")
 SEQUENCE = ("sequence", "queries", "chunks", "slots")
 EXPERTS = ("experts",)
@@ -48,9 +48,9 @@ SEQUENCE_PARALLEL_OPS = (
     "*residual",
     "*gradient_sum",
     "*.out_bias*",
-    "*dense_mlp.down_bias*",
-    "*.q_down*",
-    "*.kv_down*",
+    "*dense_mlp*down_bias*",
+    "*_down*",
+    "*.latent_up*",
     "*.router*",
     "*.routing*",
     "*.dispatch*",
@@ -230,8 +230,10 @@ def _expected(op: Op, kind: TensorKind, role: Role) -> Sequence[str]:
         return ANY if role.zero_stage == 3 or (role.zero_stage and not is_parameter) else WHOLE
     if role.kind == "data":
         return ("batch",)
-    is_core = fnmatch(op.name, "*.attention.core*")
-    return HEADS if is_core and role.kind == "ulysses" else SEQUENCE
+    if not fnmatch(op.name, "*.core*"):
+        return SEQUENCE
+    # a mixer with a state needs the whole sequence in its core, and exchanges heads along either kind of axis
+    return HEADS if role.kind == "ulysses" else ("queries", "state_heads")
 
 
 def _is_as_good(plan: Plan, number: int, role: Role, served: str) -> bool:

@@ -21,6 +21,7 @@ class Part:
 
     Attributes:
         names: Names of the dims of operands and results.
+        factors: Names of the factors of these dims, in the operator's own rule.
         sizes: Of the factors by name, as the device has them.
         whole: The same of the whole operator.
         starts: Where the device's part of a factor begins.
@@ -28,6 +29,7 @@ class Part:
     """
 
     names: tuple[tuple[str, ...], ...]
+    factors: tuple[tuple[str, ...], ...]
     sizes: dict[str, int]
     whole: dict[str, int]
     starts: dict[str, int]
@@ -54,19 +56,19 @@ def summed(x, x_names, names):
 
 def linear(part, x, *weights):
     count = len(weights)
-    x_names, w_names, y_names = part.names[0], part.names[1 : 1 + count], part.names[1 + count :]
+    x_names, w_names, y_names = part.factors[0], part.factors[1 : 1 + count], part.factors[1 + count :]
     return [product(x, x_names, w, w_names[at], y_names[at]) for at, w in enumerate(weights)]
 
 
 def linear_data_gradient(part, *arrays):
     count = len(arrays) // 2
-    pairs = zip(arrays[:count], part.names[:count], arrays[count:], part.names[count : 2 * count], strict=True)
-    return [sum(product(*pair, part.names[-1]) for pair in pairs)]
+    pairs = zip(arrays[:count], part.factors[:count], arrays[count:], part.factors[count : 2 * count], strict=True)
+    return [sum(product(*pair, part.factors[-1]) for pair in pairs)]
 
 
 def linear_weight_gradient(part, x, *given):
-    w_names = part.names[1 + len(given) :]
-    return [product(x, part.names[0], dy, part.names[1 + at], w_names[at]) for at, dy in enumerate(given)]
+    w_names = part.factors[1 + len(given) :]
+    return [product(x, part.factors[0], dy, part.factors[1 + at], w_names[at]) for at, dy in enumerate(given)]
 
 
 def bias(part, x, b):
@@ -81,19 +83,24 @@ def add(part, *parts):
     return [sum(parts)]
 
 
+def axes_of(part):
+    """The dims over which a norm goes: those of its weight."""
+    return tuple(part.names[0].index(name) for name in part.names[1])
+
+
 def rms_norm(part, x, w):
-    axis = part.names[0].index(*part.names[1])
+    axis = axes_of(part)
     return [x / np.sqrt((x * x).mean(axis, keepdims=True) + EPSILON) * spread(w, part.names[1], part.names[0])]
 
 
 def layer_norm(part, x, w, b):
-    axis = part.names[0].index(*part.names[1])
+    axis = axes_of(part)
     (scaled,) = rms_norm(part, x - x.mean(axis, keepdims=True), w)
     return [scaled + spread(b, part.names[2], part.names[0])]
 
 
 def rms_norm_gradient(part, x, w, dy):
-    axis = part.names[0].index(*part.names[1])
+    axis = axes_of(part)
     factor = 1 / np.sqrt((x * x).mean(axis, keepdims=True) + EPSILON)
     scaled = dy * spread(w, part.names[1], part.names[0])
     dx = factor * scaled - x * factor**3 * (scaled * x).mean(axis, keepdims=True)
@@ -101,7 +108,7 @@ def rms_norm_gradient(part, x, w, dy):
 
 
 def layer_norm_gradient(part, x, w, dy):
-    axis = part.names[0].index(*part.names[1])
+    axis = axes_of(part)
     to_centred, dw = rms_norm_gradient(part, x - x.mean(axis, keepdims=True), w, dy)
     return [to_centred - to_centred.mean(axis, keepdims=True), dw, summed(dy, part.names[0], part.names[1])]
 
@@ -135,36 +142,108 @@ def latent_key_gradient(part, dy):
     return [dy[..., :size], turned(part, dy[..., size:].sum(axis=2), back=True)]
 
 
-def scores(part, q, k, *, is_causal):
+WINDOW, CHUNK = 3, 4
+"""Window and chunk of the small models' masks."""
+
+
+def causal(query, key):
+    return query >= key
+
+
+def in_window(query, key):
+    return (query >= key) & (query < key + WINDOW)
+
+
+def in_chunk(query, key):
+    return (query >= key) & (query // CHUNK == key // CHUNK)
+
+
+def everything(query, key):
+    return query == query + 0 * key
+
+
+def scores(part, q, k, *, sees, chosen=None):
     """Scaled scores [batch, kv head, group, query, key] and the heads of q apart."""
     batch, queries, heads, size = q.shape
     grouped = q.reshape(batch, queries, k.shape[2], heads // k.shape[2], size)
     found = np.einsum("bqkgd,bskd->bkgqs", grouped, k) / np.sqrt(size)
-    if is_causal:
-        position = part.starts.get("queries", 0) + np.arange(queries)
-        found = np.where(position[:, None] >= np.arange(k.shape[1]), found, -np.inf)
+    position = part.starts.get("queries", 0) + np.arange(queries)
+    found = np.where(sees(position[:, None], np.arange(k.shape[1])), found, -np.inf)
+    if chosen is not None:
+        found = np.where(one_of(chosen, k.shape[1]).any(axis=2)[:, None, None], found, -np.inf)
     return found, grouped
 
 
-def attention(part, q, k, v, *, is_causal=True):
-    found, _ = scores(part, q, k, is_causal=is_causal)
-    normaliser = np.log(np.exp(found).sum(axis=-1))
+def one_of(chosen, keys):
+    """Return whether a key is that of a place among the chosen [batch, query, place, key]."""
+    return chosen[..., None] == np.arange(keys)
+
+
+def attention(part, q, k, v, *others, sees=causal):
+    sink, chosen = named(part, others)
+    found, grouped = scores(part, q, k, sees=sees, chosen=chosen)
+    total = np.exp(found).sum(axis=-1)
+    if sink is not None:  # a logit to which no value belongs
+        total = total + np.exp(sink).reshape(grouped.shape[2:4])[:, :, None]
+    normaliser = np.log(total)
     context = np.einsum("bkgqs,bskv->bqkgv", np.exp(found - normaliser[..., None]), v)
     return [context.reshape(*q.shape[:3], v.shape[-1]), np.moveaxis(normaliser, -1, 1).reshape(q.shape[:3])]
 
 
-def attention_gradient(part, q, k, v, context, normaliser, dy, *, is_causal=True):
-    found, grouped = scores(part, q, k, is_causal=is_causal)
+def named(part, others):
+    """The sink of each head and the chosen keys of each query among the further operands of attention."""
+    by_dims = {part.names[3 + at][-1]: array for at, array in enumerate(others)}
+    return by_dims.get("heads"), by_dims.get("chosen")
+
+
+def attention_gradient(part, q, k, v, *rest, sees=causal):
+    *others, context, normaliser, dy = rest
+    sink, chosen = named(part, others)
+    found, grouped = scores(part, q, k, sees=sees, chosen=chosen)
     apart = (*q.shape[:2], *grouped.shape[2:4])
     normaliser = np.moveaxis(normaliser.reshape(apart), 1, -1)
     weights = np.exp(found - normaliser[..., None])
     dy, context = dy.reshape(*apart, -1), context.reshape(*apart, -1)
     inner = np.moveaxis((dy * context).sum(axis=-1), 1, -1)[..., None]
     to_scores = weights * (np.einsum("bqkgv,bskv->bkgqs", dy, v) - inner) / np.sqrt(q.shape[-1])
-    return [
+    found = [
         np.einsum("bkgqs,bskd->bqkgd", to_scores, k).reshape(q.shape),
         np.einsum("bkgqs,bqkgd->bskd", to_scores, grouped),
         np.einsum("bkgqs,bqkgv->bskv", weights, dy),
+    ]
+    if sink is not None:
+        share = np.exp(sink.reshape(grouped.shape[2:4])[:, :, None] - normaliser)
+        found.append(-(share * inner[..., 0]).sum(axis=(0, 3)).reshape(sink.shape))
+    if chosen is not None:  # what attention gives the chosen keys, for the indexer to learn
+        found.append(np.einsum("bkgqs,bqcs->bqc", weights, one_of(chosen, k.shape[1])))
+    return found
+
+
+def index_scores(part, queries, keys, shares):
+    """Scores of the indexer [batch, query, key], and the products of its heads."""
+    inner = np.einsum("bqhd,bsd->bqhs", queries, keys)
+    found = (shares[..., None] * np.maximum(inner, 0)).sum(axis=2)
+    position = part.starts.get("queries", 0) + np.arange(queries.shape[1])
+    return np.where(position[:, None] >= np.arange(keys.shape[1]), found, -np.inf), inner
+
+
+def index_choice(part, queries, keys, shares):
+    found, _ = index_scores(part, queries, keys, shares)
+    return [np.sort(np.argsort(-found, axis=-1, kind="stable")[..., : part.sizes["chosen"]], axis=-1)]
+
+
+def index_choice_gradient(part, queries, keys, shares, target):
+    """The slope of the divergence of the indexer's shares of the chosen keys from attention's."""
+    found, inner = index_scores(part, queries, keys, shares)
+    (chosen,) = index_choice(part, queries, keys, shares)
+    of_chosen = np.take_along_axis(found, chosen, axis=-1)
+    own = np.exp(of_chosen) / np.exp(of_chosen).sum(axis=-1, keepdims=True)
+    to_scores = np.einsum("bqc,bqcs->bqs", own - target, one_of(chosen, keys.shape[1]))
+    to_inner = to_scores[:, :, None] * shares[..., None] * (inner > 0)
+    return [
+        np.einsum("bqhs,bsd->bqhd", to_inner, keys),
+        np.einsum("bqhs,bqhd->bsd", to_inner, queries),
+        np.einsum("bqs,bqhs->bqh", to_scores, np.maximum(inner, 0)),
     ]
 
 
@@ -247,11 +326,12 @@ def chosen_shares(part, logits):
 
 def routing(part, logits):
     shares, chosen = chosen_shares(part, logits)
-    return [shares * chosen]
+    return [(shares * chosen)[..., : part.sizes["experts"]]]  # the others compute nothing
 
 
 def routing_gradient(part, logits, dy):
     shares, chosen = chosen_shares(part, logits)
+    dy = np.pad(dy, [(0, 0), (0, 0), (0, logits.shape[-1] - dy.shape[-1])])
     return [shares * (dy * chosen - (shares * dy * chosen).sum(axis=-1, keepdims=True))]
 
 
@@ -296,21 +376,135 @@ def combine_gradient(part, dy, y, weights):
     return [slots.reshape(y.shape), to_weights.reshape(weights.shape)]
 
 
-def sigmoid_scale(part, x, gate):
-    return [x * sigmoid(gate)[..., None]]
+def sigmoid_scale(part, x, gates):
+    return [x * sigmoid(gates).reshape(*gates.shape, *[1] * (x.ndim - gates.ndim))]
 
 
-def sigmoid_scale_gradient(part, x, gate, dy):
-    share = sigmoid(gate)
-    return [dy * share[..., None], (dy * x).sum(axis=-1) * share * (1 - share)]
+def sigmoid_scale_gradient(part, x, gates, dy):
+    share = sigmoid(gates).reshape(*gates.shape, *[1] * (x.ndim - gates.ndim))
+    to_gates = (dy * x * share * (1 - share)).reshape(*gates.shape, -1).sum(axis=-1)
+    return [dy * share, to_gates]
 
 
-def full_attention(part, *arrays):
-    return attention(part, *arrays, is_causal=False)
+def masked(meaning, sees):
+    return lambda part, *arrays: meaning(part, *arrays, sees=sees)
 
 
-def full_attention_gradient(part, *arrays):
-    return attention_gradient(part, *arrays, is_causal=False)
+def silu(x):
+    return x * sigmoid(x)
+
+
+def convolution(part, x, weight):
+    """Two taps along the sequence for every channel, or three and a bias."""
+    weight = weight.reshape(weight.shape[0], x.shape[-1], -1)
+    taps = {2: 2, 4: 3}[weight.shape[-1]]
+    padded = np.concatenate([np.zeros_like(x[:, : taps - 1]), x], axis=1)
+    found = sum(padded[:, taps - 1 - tap : padded.shape[1] - tap] * weight[..., tap] for tap in range(taps))
+    return [found + weight[..., taps] if taps == 3 else found]
+
+
+def join(part, hidden, embedded):
+    return [np.stack([hidden, embedded], axis=2)]
+
+
+def gate(part, x, gates):
+    return [x * silu(gates)]
+
+
+def gated_norm(part, x, gates, weight):
+    # one weight for each element, or one of a value head that all of them share
+    apart = x if weight.ndim == 2 else x.reshape(*x.shape[:3], -1, len(weight))
+    scaled = apart / np.sqrt((apart * apart).mean(axis=-1, keepdims=True) + EPSILON) * weight
+    return gate(part, scaled.reshape(x.shape), gates)
+
+
+def scanned(part, steps, state, step):
+    """Results of every step along the sequence, and the states that a kernel keeps, which nothing here reads."""
+    found = []
+    for at in range(steps):
+        state, y = step(state, at)
+        found.append(y)
+    kept = np.zeros((found[0].shape[0], found[0].shape[1], part.sizes["kept"]))
+    return [np.stack(found, axis=1), kept]
+
+
+def gated_delta_net_scan(part, mixed, steps, weight):
+    """Two value heads of two elements for a key head: a decaying state that is corrected towards each value."""
+    batch, length, heads, _ = mixed.shape
+    q, k, v = mixed[..., None, :2], mixed[..., None, 2:4], mixed[..., 4:].reshape(batch, length, heads, 2, 2)
+    learning, decay = (
+        sigmoid(steps[..., :2]),
+        np.exp(-np.exp(weight[:, :2]) * np.log1p(np.exp(steps[..., 2:] + weight[:, 2:]))),
+    )
+
+    def step(state, at):
+        state = state * decay[:, at, ..., None, None]
+        error = v[:, at] - (k[:, at, ..., None] * state).sum(axis=-2)
+        state = state + learning[:, at, ..., None, None] * k[:, at, ..., None] * error[..., None, :]
+        return state, (q[:, at, ..., None] * state).sum(axis=-2).reshape(batch, heads, 4)
+
+    return scanned(part, length, np.zeros((batch, heads, 2, 2, 2)), step)
+
+
+def mamba2_scan(part, mixed, steps, weight):
+    """Two heads of two elements for a group, which shares inputs and outputs of a state of two elements."""
+    batch, length, heads, _ = mixed.shape
+    x, b, c = mixed[..., :4].reshape(batch, length, heads, 2, 2), mixed[..., 4:6], mixed[..., 6:]
+    size = np.log1p(np.exp(steps + weight[:, :2]))
+    decay, skip = np.exp(-np.exp(weight[:, 2:4]) * size), weight[:, 4:]
+
+    def step(state, at):
+        state = state * decay[:, at, ..., None, None]
+        state = state + (size[:, at, ..., None] * x[:, at])[..., None] * b[:, at, :, None, None]
+        y = (state * c[:, at, :, None, None]).sum(axis=-1) + skip[..., None] * x[:, at]
+        return state, y.reshape(batch, heads, 4)
+
+    return scanned(part, length, np.zeros((batch, heads, 2, 2, 2)), step)
+
+
+def mamba1_scan(part, mixed, steps, states, weight):
+    """A state of two elements for every channel, with a decay for each of them."""
+    x, b, c = mixed[..., 0], states[..., :2], states[..., 2:]
+    size = np.log1p(np.exp(steps + weight[:, 0]))
+    decay, skip = np.exp(-np.exp(weight[:, 2:]) * size[..., None]), weight[:, 1]
+
+    def step(state, at):
+        state = state * decay[:, at] + (size[:, at] * x[:, at])[..., None] * b[:, at, None]
+        return state, ((state * c[:, at, None]).sum(axis=-1) + skip * x[:, at])[..., None]
+
+    return scanned(part, x.shape[1], np.zeros((len(x), x.shape[2], 2)), step)
+
+
+def lightning_attention_scan(part, mixed):
+    """Heads of four elements, whose state decays by a tenth with every token."""
+    q, k, v = mixed[..., :4], mixed[..., 4:8], mixed[..., 8:]
+
+    def step(state, at):
+        state = 0.9 * state + k[:, at, ..., None] * v[:, at, ..., None, :]
+        return state, (q[:, at, ..., None] * state).sum(axis=-2)
+
+    return scanned(part, mixed.shape[1], np.zeros((len(mixed), mixed.shape[2], 4, 4)), step)
+
+
+def slope_of(meaning):
+    """The gradient of a kernel, element by element: the imaginary part of a result is the slope (Squire and Trapp 1998,
+    SIAM Review 40, 110).
+    """
+
+    def gradient(part, *arrays):
+        operands, dy = arrays[: len(part.names) - len(arrays)], arrays[-1]
+        found = []
+        for at, operand in enumerate(operands):
+            slopes = np.zeros(operand.shape)
+            for place in np.ndindex(operand.shape):
+                moved = operand.astype(complex)
+                moved[place] += 1e-30j
+                result = meaning(part, *operands[:at], moved, *operands[at + 1 :])[0]
+                slopes[place] = (result.imag * dy).sum() / 1e-30
+            found.append(slopes)
+        return found
+
+    return gradient
 
 
 def adam(part, parameter, gradient, first, second):
@@ -338,12 +532,28 @@ MEANINGS = {
         for meaning in (
             *(bias, bias_gradient, add, rms_norm, rms_norm_gradient, layer_norm, layer_norm_gradient),
             *(rotary, rotary_gradient, latent_key, latent_key_gradient, attention, attention_gradient),
-            *(full_attention, full_attention_gradient, activation, activation_gradient),
+            *(activation, activation_gradient, index_choice, index_choice_gradient),
             *(gated_activation, gated_activation_gradient, embedding, embedding_gradient),
             *(positions, positions_gradient, maximum, exponential_sum, label_logit, mean_loss),
             *(cross_entropy_gradient, routing, routing_gradient, dispatch, dispatch_gradient),
             *(combine, combine_gradient, sigmoid_scale, sigmoid_scale_gradient, adam, sgd),
         )
+    },
+    **{
+        f"{name}{suffix}": masked(meaning, sees)
+        for name, sees in (
+            *(("full_attention", everything), ("window_attention_with_sink", in_window)),
+            *(("chunk_attention", in_chunk), ("sparse_attention", causal)),
+        )
+        for suffix, meaning in (("", attention), ("_gradient", attention_gradient))
+    },
+    **{
+        f"{meaning.__name__}{suffix}": own
+        for meaning in (
+            *(convolution, gate, gated_norm, gated_delta_net_scan, mamba2_scan, mamba1_scan),
+            *(lightning_attention_scan, join),
+        )
+        for suffix, own in (("", meaning), ("_gradient", slope_of(meaning)))
     },
 }
 
@@ -359,6 +569,10 @@ def run_op(graph: Graph, op, arrays, *, top_k, cut=None, of=1, at=0):
         starts[name] = at * sizes[name]
     part = Part(
         names=tuple(graph.tensors[tensor].dim_names for tensor in (*op.operands, *op.results)),
+        factors=tuple(
+            tuple(" ".join(factors[factor].name for factor in dim) for dim in place)
+            for place in (*op.rule.operands, *op.rule.results)
+        ),
         sizes=sizes,
         whole=whole,
         starts=starts,

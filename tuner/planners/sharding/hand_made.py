@@ -2,7 +2,9 @@
 
 Every axis is named after its degree. `tp` cuts heads, ffn and vocabulary (Shoeybi et al. 2019, section 3); with
 sequence parallelism it cuts the operators between them by the sequence (Korthikanti et al. 2022, section 4.2.2). `cp`
-and `up` cut the sequence, but in the attention core `up` cuts the heads (Jacobs et al. 2023). `dp` cuts the batch.
+and `up` cut the sequence, but in the attention core `up` cuts the heads (Jacobs et al. 2023), and in the core of a
+mixer with a state, which runs along the whole sequence, both do (megatron-core ssm/mamba_context_parallel.py). `dp`
+cuts the batch.
 Experts are distributed over ranks, neighbours first: the fastest axes cut their ffn as far as `expert_tp` goes, and the
 next ones cut the experts. Other axes that cut the sequence or the batch also cut the tokens in the slots of experts.
 Keys and values are gathered where frameworks pass them around a ring; both send the same bytes.
@@ -25,17 +27,26 @@ from costmodels.sharding.named_plans import ByName, plan_by_names
 from costmodels.sharding.plan import NONE, Plan
 from tuner.planners.sharding.forward_plans import forward_of, with_backward
 
-BATCH, HEADS = ("batch",), ("kv_heads", "heads", "query_groups")
-TENSOR = (*HEADS, "ffn", "shared_ffn", "vocabulary")
+BATCH, HEADS = ("batch",), ("kv_heads", "heads", "query_groups", "state_heads")
+TENSOR = (*HEADS, "ffn", "shared_ffn", "vocabulary", "joined")
 """Factors that tensor parallelism cuts."""
 EXPERT_AXIS = "dp_experts"
 """Axis of the part of `dp` over which experts are distributed, where the rest of it is an axis, too."""
 ALONG = ("sequence", "queries", "chunks", "slots")
 """Factors that context, Ulysses and sequence parallelism cut."""
-EXPERT_OPS = tuple(f"*.moe_mlp.{role}" for role in ("up", "down", "activation"))
+EXPERT_OPS = tuple(
+    f"*.{block}.{role}"
+    for block in ("moe_mlp", "moe_mlp_?")
+    for role in ("up", "down", "activation", "up_bias", "down_bias")
+)
 """Operators inside the experts."""
-BETWEEN = ("*norm", "*residual", "*.attention.*_down")
+EXPERT_FFN = ("expert_ffn", "ffn", "slots")
+"""Factors of the experts' inner size. Additions of biases know names of dims alone; that behind the second product,
+which has no inner size, is cut by slots, into which partial sums are scattered."""
+BETWEEN = ("*norm", "*residual", "*_down", "*out_bias", "*.dense_mlp*down_bias")
 """Operators between the tensor-parallel ones, which sequence parallelism cuts by the sequence."""
+CORE, OF_HEADS = "*.core*", "*_add_norm"
+"""Operators between the projections of a mixer, and norms of heads before attention."""
 
 
 def layer_axes(config: ParallelConfig) -> dict[str, int] | None:
@@ -72,12 +83,13 @@ def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig, *, zero_st
     experts = _expert_factors(dict(zip(mesh.names, mesh.sizes, strict=True)), config) or {}
     tensor: ByName = [("*", TENSOR)]
     if config.sequence_parallel:
-        tensor = [*((name, ALONG) for name in BETWEEN), ("*.moe_mlp.*", ("shared_ffn", *ALONG)), *tensor]
+        own = [(name, TENSOR) for name in (CORE, OF_HEADS)]
+        tensor = [*own, *((name, ALONG) for name in BETWEEN), ("*.moe_mlp*", ("shared_ffn", *ALONG)), *tensor]
     by_degree: dict[str, ByName] = {
         "dp": [("*", BATCH)],
         EXPERT_AXIS: [("*", BATCH)],
-        "cp": [("*", ALONG)],
-        "up": [("*.core*", HEADS), ("*", ALONG)],
+        "cp": [(CORE, ("queries", "state_heads")), ("*", ALONG)],
+        "up": [(CORE, HEADS), ("*", ALONG)],
         "tp": tensor,
     }
     axes = {
@@ -105,16 +117,16 @@ def _expert_tensor(config: ParallelConfig) -> int:
 def _expert_factors(axes: dict[str, int], config: ParallelConfig) -> dict[str, tuple[str, ...]] | None:
     """Return the factors of experts that each axis cuts; None where `expert_tp` or `ep` ends inside an axis."""
     # Neighbouring ranks share an expert: the fastest axes cut its ffn, the next ones distribute experts.
-    left = [("expert_ffn", _expert_tensor(config)), ("experts", config.ep)]
+    left = [(EXPERT_FFN, _expert_tensor(config)), (("experts",), config.ep)]
     found: dict[str, tuple[str, ...]] = {}
     for name, size in reversed(axes.items()):
         while left and left[0][1] == 1:
             left.pop(0)
         if not left:
             break
-        factor, ways = left[0]
+        factors, ways = left[0]
         if ways % size:
             return None
-        found[name] = (factor,)
-        left[0] = (factor, ways // size)
+        found[name] = factors
+        left[0] = (factors, ways // size)
     return found if all(ways == 1 for _, ways in left) else None

@@ -9,57 +9,42 @@ partition by expert.
 
 from __future__ import annotations
 
-import math
-
 from costmodels.sharding.frontends.transformer.training_step import Result, TrainingStep
 
-TOKENS, SLOTS = "batch (chunks chunk_tokens) hidden", "experts batch (chunks chunk_slots) hidden"
+TOKENS, SLOTS = "batch (chunks chunk_tokens)", "experts batch (chunks chunk_slots)"
 ROUTING = "batch (chunks chunk_tokens) experts"
 _WHOLE = ("chunk_tokens", "chunk_slots")
 
-_LARGEST_SURPLUS = 8
-"""Slots are rounded up by less than an eighth, so that the sequence can be partitioned further (assumed)."""
 
+def routing(step: TrainingStep, name: str, logits: int, *, scored: str = "experts") -> int:
+    """Add the routing: weights of the chosen experts, zeros for the others. It needs all experts of a token.
 
-def slots_per_expert(sequence_length: int, *, top_k: int, num_experts: int) -> int:
-    """Return the number of slots that one expert has for the tokens of one sequence.
-
-    It is the balanced share, rounded up to a multiple of a divisor of the sequence length, so that slots and sequence
-    divide into many common chunks.
+    Args:
+        step: Training step under construction.
+        name: Name of the operator.
+        logits: Scores of the router.
+        scored: Factor of the experts that the router scores; beyond `experts`, some of them compute nothing.
     """
-    # Balanced share of one expert, rounded up.
-    share = -(-sequence_length * top_k // num_experts)
-    # Largest divisor of the sequence length that adds less than an eighth to the share.
-    multiple = max(each for each in range(1, max(share // _LARGEST_SURPLUS, 1) + 1) if sequence_length % each == 0)
-    return -(-share // multiple) * multiple
+    of_logits, of_weights = f"batch sequence {scored}", "batch sequence experts"
+    blocked = tuple(dict.fromkeys((scored, "experts")))
+    (made,) = step.op(name, "routing", f"{of_logits} -> {of_weights}", (logits,), blocked=blocked)
 
-
-def chunk_sizes(sequence_length: int, *, top_k: int, num_experts: int) -> dict[str, int]:
-    """Return the sizes of the factors that divide a sequence and its slots into chunks, by name."""
-    slots = slots_per_expert(sequence_length, top_k=top_k, num_experts=num_experts)
-    # Tokens and slots of a chunk must both be whole numbers, so the chunks are their greatest common divisor.
-    chunks = math.gcd(sequence_length, slots)
-    return {"slots": slots, "chunks": chunks, "chunk_tokens": sequence_length // chunks, "chunk_slots": slots // chunks}
-
-
-def routing(step: TrainingStep, name: str, logits: int) -> int:
-    """Add the routing: weights of the chosen experts, zeros for the others. It needs all experts of a token."""
-    (made,) = step.along(name, "routing", (logits,), (logits,), blocked=("experts",))
-
+    pattern = f"{of_logits}, {of_weights} -> {of_logits}"
     step.on_backward_of(
         made,
-        lambda each: step.along(f"{name}.gradient", "routing_gradient", each, (logits,), blocked=("experts",)),
+        lambda each: step.op(f"{name}.gradient", "routing_gradient", pattern, each, blocked=blocked),
         (logits, None),
         (logits,),
     )
     return made
 
 
-def dispatch(step: TrainingStep, name: str, x: int, weights: int) -> int:
-    """Add the copy of tokens into the slots of their experts; the routing alone determines the slots."""
-    (made,) = step.op(name, "dispatch", f"{TOKENS}, {ROUTING} -> {SLOTS}", (x, weights), blocked=_WHOLE)
+def dispatch(step: TrainingStep, name: str, x: int, weights: int, *, width: str = "hidden") -> int:
+    """Add the copy of tokens of a width into the slots of their experts; the routing alone determines the slots."""
+    tokens, slots = f"{TOKENS} {width}", f"{SLOTS} {width}"
+    (made,) = step.op(name, "dispatch", f"{tokens}, {ROUTING} -> {slots}", (x, weights), blocked=_WHOLE)
 
-    pattern = f"{SLOTS}, {ROUTING} -> {TOKENS}"
+    pattern = f"{slots}, {ROUTING} -> {tokens}"
     step.on_backward_of(
         made,
         lambda operands: step.op(f"{name}.gradient", "dispatch_gradient", pattern, operands, blocked=_WHOLE),
@@ -69,11 +54,12 @@ def dispatch(step: TrainingStep, name: str, x: int, weights: int) -> int:
     return made
 
 
-def combine(step: TrainingStep, name: str, slots: int, weights: int) -> int:
-    """Add the sum of each token's expert outputs, weighted by the routing."""
-    (made,) = step.op(name, "combine", f"{SLOTS}, {ROUTING} -> {TOKENS}", (slots, weights), blocked=_WHOLE)
+def combine(step: TrainingStep, name: str, slots: int, weights: int, *, width: str = "hidden") -> int:
+    """Add the sum of each token's expert outputs of a width, weighted by the routing."""
+    of_tokens, of_slots = f"{TOKENS} {width}", f"{SLOTS} {width}"
+    (made,) = step.op(name, "combine", f"{of_slots}, {ROUTING} -> {of_tokens}", (slots, weights), blocked=_WHOLE)
 
-    pattern = f"{TOKENS}, {SLOTS}, {ROUTING} -> {SLOTS}, {ROUTING}"
+    pattern = f"{of_tokens}, {of_slots}, {ROUTING} -> {of_slots}, {ROUTING}"
     results = (Result(label="slots"), Result(label="weights"))
     # The gradient of the weights needs the experts' outputs again.
     step.on_backward_of(
@@ -87,8 +73,8 @@ def combine(step: TrainingStep, name: str, slots: int, weights: int) -> int:
     return made
 
 
-def shared_gate(step: TrainingStep, name: str, x: int, gate: int) -> int:
-    """Add the scaling of each token's vector by the sigmoid of its gate's logit."""
+def sigmoid_scale(step: TrainingStep, name: str, x: int, gate: int) -> int:
+    """Add the scaling of a tensor by the sigmoid of a gate, which may have fewer dims."""
     (made,) = step.along(name, "sigmoid_scale", (x, gate), (x,))
 
     results = (Result(label="data"), Result(label="gate"))

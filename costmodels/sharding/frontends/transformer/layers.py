@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from costmodels.sharding.frontends.transformer.training_step import Result, TrainingStep
 from costmodels.sharding.graph import TensorKind
@@ -33,6 +33,7 @@ def linear(
     *,
     precision: str,
     primitive: str = "matmul",
+    is_detached: bool = False,
 ) -> tuple[int, ...]:
     """Add the products of one tensor with one or several weights as one operator, which adds up their input gradients.
 
@@ -48,6 +49,7 @@ def linear(
         outputs: Label and pattern of each product; a label may be empty.
         precision: Data type of the arithmetic.
         primitive: `matmul`, or `batch_matmul` if the weight shares a dim with both other tensors.
+        is_detached: Whether no gradient of the input is computed.
     """
     tensor, pattern = x
     factors = [_names(f"{weight} {output}") for (_, weight), (_, output) in zip(weights, outputs, strict=True)]
@@ -69,18 +71,19 @@ def linear(
     )
 
     def gradients() -> None:
-        # One operator computes the input gradients of all products and adds them up locally.
         given = [step.gradient(each) for each in made]
-        (to_x,) = step.op(
-            f"{name}.data_gradient",
-            f"{primitive}_data_gradient",
-            f"{of_outputs}, {of_weights} -> {pattern}",
-            (*given, *numbers),
-            blocked=blocked,
-            flop=flop,
-            precision=precision,
-        )
-        step.give(tensor, to_x)
+        if not is_detached:
+            # One operator computes the input gradients of all products and adds them up locally.
+            (to_x,) = step.op(
+                f"{name}.data_gradient",
+                f"{primitive}_data_gradient",
+                f"{of_outputs}, {of_weights} -> {pattern}",
+                (*given, *numbers),
+                blocked=blocked,
+                flop=flop,
+                precision=precision,
+            )
+            step.give(tensor, to_x)
         to_weights = step.op(
             f"{name}.weight_gradient",
             f"{primitive}_weight_gradient",
@@ -115,20 +118,21 @@ def bias(step: TrainingStep, name: str, x: int, pattern: str) -> int:
 
 
 def norm(step: TrainingStep, name: str, x: int, *, over: str, has_bias: bool = False) -> int:
-    """Add a normalisation along one dim, which stays whole; the backward pass computes the statistics again."""
+    """Add a normalisation along the dims of a pattern, which stay whole; the backward pass computes its sums again."""
     # RMSNorm has a scale only; LayerNorm has a bias, too.
     parameters = [step.parameter(f"{name}.weight", over)]
     if has_bias:
         parameters.append(step.parameter(f"{name}.bias", over))
     primitive = "layer_norm" if has_bias else "rms_norm"
-    (made,) = step.along(name, primitive, (x, *parameters), (x,), blocked=(over,))
+    blocked = step.tensor(parameters[0]).dim_names
+    (made,) = step.along(name, primitive, (x, *parameters), (x,), blocked=blocked)
 
     labels = ("weight", "bias")[: len(parameters)]
     results = (Result(), *(Result(label=label, kind=TensorKind.GRADIENT) for label in labels))
     step.on_backward_of(
         made,
         lambda operands: step.along(
-            f"{name}.gradient", f"{primitive}_gradient", operands, (x, *parameters), results=results, blocked=(over,)
+            f"{name}.gradient", f"{primitive}_gradient", operands, (x, *parameters), results=results, blocked=blocked
         ),
         (x, parameters[0], None),
         (x, *parameters),
@@ -181,51 +185,116 @@ def latent_key(step: TrainingStep, name: str, plain: int, turned: int) -> int:
     return made
 
 
+def kernel(
+    step: TrainingStep,
+    name: str,
+    primitive: str,
+    operands: Mapping[str, tuple[int, str]],
+    results: Mapping[Result, str],
+    *,
+    blocked: Sequence[str],
+    flop: float = 0.0,
+    gradient_flop: float = 0.0,
+    precision: str = "",
+    reads_results: bool = True,
+) -> tuple[int, ...]:
+    """Add an operator, and one of the backward pass that computes the gradients of all of its operands.
+
+    Args:
+        step: Training step under construction.
+        name: Name of the operator; its gradient is called `.gradient`.
+        primitive: Name of the computation.
+        operands: Tensors with their patterns, by the labels of their gradients.
+        results: Patterns of the results; the gradient of the first one arrives from its readers, the others are kept.
+        blocked: Factors that the operator needs whole.
+        flop: FLOPs of the forward pass.
+        gradient_flop: FLOPs of the backward pass.
+        precision: Data type of the arithmetic.
+        reads_results: Whether the backward pass reads the results, too.
+    """
+    tensors, patterns = zip(*operands.values(), strict=True)
+    read, written = ", ".join(patterns), list(results.values())
+    made = step.op(
+        name,
+        primitive,
+        f"{read} -> {', '.join(written)}",
+        tensors,
+        results=tuple(results),
+        blocked=blocked,
+        flop=flop,
+        precision=precision,
+    )
+    gradients = tuple(
+        Result(label=label, kind=TensorKind.GRADIENT)
+        if step.tensor(tensor).kind is TensorKind.PARAMETER
+        else Result(label=label)
+        for label, (tensor, _) in operands.items()
+    )
+    kept = (made, written) if reads_results else ((), [])
+    step.on_backward_of(
+        made[0],
+        lambda given: step.op(
+            f"{name}.gradient",
+            f"{primitive}_gradient",
+            f"{', '.join([*patterns, *kept[1], written[0]])} -> {read}",
+            given,
+            results=gradients,
+            blocked=blocked,
+            flop=gradient_flop,
+            precision=precision,
+        ),
+        (*tensors, *kept[0], None),
+        tensors,
+    )
+    return made
+
+
 def attention_core(
-    step: TrainingStep, name: str, queries: int, keys: int, values: int, *, is_causal: bool, precision: str
+    step: TrainingStep, name: str, operands: Mapping[str, int], *, primitive: str, share: float, precision: str
 ) -> int:
     """Add flash attention as one operator: softmax of the scores, times the values.
 
     The queries can be partitioned along the sequence, in which case keys and values are gathered. The keys cannot be
     partitioned, nor the dims of a head. If the queries are partitioned, the gradients of keys and values are partial
-    sums. Each device is assumed to get an equal share of the causal half, as runtimes balance it. The backward pass
-    takes five products for the forward pass's two (Dao 2023, FlashAttention-2, section 4.1).
+    sums. Each device is assumed to get an equal share of what the mask lets through, as runtimes balance it. The
+    backward pass takes five products for the forward pass's two (Dao 2023, FlashAttention-2, section 4.1).
+
+    Args:
+        step: Training step under construction.
+        name: Name of the operator.
+        operands: Queries, keys and values by these names, perhaps a `sink`, and the numbers of `chosen` keys.
+        primitive: Name of the computation.
+        share: Share of the scores that the mask lets through.
+        precision: Data type of the arithmetic.
     """
     # Grouped-query attention: the query heads of one key head are adjacent, so an axis can serve kv_heads alone.
     heads = "(kv_heads query_groups)"
-    q, k, v = f"batch queries {heads} head_dim", "batch keys kv_heads head_dim", "batch keys kv_heads value_dim"
-    context, normaliser = f"batch queries {heads} value_dim", f"batch queries {heads}"
-    blocked = ("keys", "head_dim", "value_dim")
+    patterns = {
+        "queries": f"batch queries {heads} head_dim",
+        "keys": "batch keys kv_heads head_dim",
+        "values": "batch keys kv_heads value_dim",
+        "sink": heads,
+        "chosen": "batch queries chosen",
+    }
     sizes = step.sizes
     scores = math.prod(sizes[factor] for factor in ("batch", "queries", "kv_heads", "query_groups", "keys"))
-    # Two products, scores and context, of 2 FLOPs per element; a causal mask halves both.
-    flop = 2.0 * scores * (sizes["head_dim"] + sizes["value_dim"]) * (0.5 if is_causal else 1.0)
+    # Two products, scores and context, of 2 FLOPs per element that the mask lets through.
+    flop = 2.0 * scores * (sizes["head_dim"] + sizes["value_dim"]) * share
     # Besides the result, keep the log-sum-exp of each query for the backward pass.
-    made, sums = step.op(
+    results = {
+        Result(label="context"): f"batch queries {heads} value_dim",
+        Result(label="normaliser", element_bytes=STATISTIC_BYTES): f"batch queries {heads}",
+    }
+    made, _ = kernel(
+        step,
         name,
-        "attention" if is_causal else "full_attention",
-        f"{q}, {k}, {v} -> {context}, {normaliser}",
-        (queries, keys, values),
-        results=(Result(label="context"), Result(label="normaliser", element_bytes=STATISTIC_BYTES)),
-        blocked=blocked,
+        primitive,
+        {label: (tensor, patterns[label]) for label, tensor in operands.items()},
+        results,
+        blocked=("keys", "head_dim", "value_dim", *(["chosen"] if "chosen" in operands else [])),
         flop=flop,
+        gradient_flop=2.5 * flop,
         precision=precision,
-    )
-
-    step.on_backward_of(
-        made,
-        lambda operands: step.op(
-            f"{name}.gradient",
-            "attention_gradient" if is_causal else "full_attention_gradient",
-            f"{q}, {k}, {v}, {context}, {normaliser}, {context} -> {q}, {k}, {v}",
-            operands,
-            results=(Result(label="queries"), Result(label="keys"), Result(label="values")),
-            blocked=blocked,
-            flop=2.5 * flop,
-            precision=precision,
-        ),
-        (queries, keys, values, made, sums, None),
-        (queries, keys, values),
     )
     return made
 

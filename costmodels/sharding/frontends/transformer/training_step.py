@@ -7,8 +7,11 @@ by one operator.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
+from functools import cache
 
 from costmodels.optimizers.contract import MOMENT_BYTES
 from costmodels.optimizers.registry import OPTIMIZERS
@@ -68,6 +71,12 @@ class TrainingStep:
     def __post_init__(self) -> None:
         self._builder = GraphBuilder(name=self.name)
 
+    def sized(self, sizes: Mapping[str, int]) -> TrainingStep:
+        """Return the same step, in which patterns know further sizes, or other ones."""
+        other = copy(self)
+        other.sizes = {**self.sizes, **sizes}
+        return other
+
     def parameter(self, name: str, pattern: str) -> int:
         """Add a trained parameter, with the dims of a pattern, and return its number."""
         shape, names = self._dims_of(pattern)
@@ -93,10 +102,7 @@ class TrainingStep:
         precision: str = "",
     ) -> tuple[int, ...]:
         """Add an operator whose rule is a pattern over the step's sizes, and return its results."""
-        key = (pattern, *blocked)
-        if key not in self._rules:
-            self._rules[key] = rule_of(pattern, self.sizes, blocked=blocked)
-        return self._add(name, primitive, self._rules[key], operands, results, flop, precision)
+        return self._add(name, primitive, self._rule(pattern, tuple(blocked)), operands, results, flop, precision)
 
     def along(
         self,
@@ -247,12 +253,23 @@ class TrainingStep:
         return MOMENT_BYTES if self.has_masters and result.kind is TensorKind.GRADIENT else self.element_bytes
 
     def _dims_of(self, pattern: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        key = (f"-> {pattern}",)
-        if key not in self._rules:
-            self._rules[key] = rule_of(*key, self.sizes)
-        rule = self._rules[key]
+        rule = self._rule(f"-> {pattern}")
         return rule.result_shape(0), self._names(rule, rule.results[0])
 
+    def _rule(self, pattern: str, blocked: tuple[str, ...] = ()) -> Rule:
+        """Return the rule of a pattern, which is one object for all blocks whose factors have the same sizes."""
+        key = (pattern, blocked, *(self.sizes[name] for name in _factors_of(pattern)))
+        if key not in self._rules:
+            self._rules[key] = rule_of(pattern, self.sizes, blocked=blocked)
+        return self._rules[key]
+
     def _names(self, rule: Rule, place: Place) -> tuple[str, ...]:
-        words = [" ".join(rule.factors[factor].name for factor in dim) for dim in place]
-        return tuple(self.dim_names.get(word, word) for word in words)
+        words = tuple(" ".join(rule.factors[factor].name for factor in dim) for dim in place)
+        names = tuple(self.dim_names.get(word, word) for word in words)
+        # dims of one tensor that would have the same name keep those of their factors
+        return names if len(set(names)) == len(names) else words
+
+
+@cache
+def _factors_of(pattern: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(re.findall(r"[a-z_]+", pattern)))

@@ -209,12 +209,17 @@ def operators_of(block, context):
 
 
 def flop_of_matrices(block, grid):
-    """The FLOPs of the products with weights, forward and backward on one rank, for each token of the group [2, u]."""
+    """The FLOPs of the products with weights, forward and backward on one rank, for each token of the group [2, u].
+
+    The inputs of an indexer are detached; the gradients that it saves by that are counted here.
+    """
     operators = {op.name: op for op in operators_of(block, context_of(grid))}
     weighted = [name for name in operators if f"{name}.weight_gradient" in operators]
     forward = sum((operators[name].flop for name in weighted), np.zeros(len(grid)))
     gradients = [f"{name}.{side}_gradient" for name in weighted for side in ("data", "weight")]
-    backward = sum((operators[name].flop for name in gradients), np.zeros(len(grid)))
+    detached = {f"own.core.index_{side}.data_gradient" for side in ("queries", "keys")} - set(operators)
+    found = [operators[name.replace("data", "weight") if name in detached else name] for name in gradients]
+    backward = sum((op.flop for op in found), np.zeros(len(grid)))
     assert all(operators[name].kind in PRODUCTS for name in weighted)
     return np.stack([forward, backward]) / (2048 * grid.mbs)
 

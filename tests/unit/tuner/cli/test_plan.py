@@ -1,9 +1,13 @@
 import importlib.util
 import re
+from pathlib import Path
 
 import pytest
 
+from tests.support.studies.broken_studies import study
 from tests.support.studies.command_line import assert_users_mistake
+
+KINDS_OF_MODELS = Path(__file__).resolve().parents[4] / "configs" / "measured" / "kinds" / "models"
 
 
 def test_a_candidate_is_planned(meshtune, simulated):
@@ -38,6 +42,32 @@ def test_a_pin_holds_and_is_reported(meshtune, simulated):
     assert (report["ops"], report["held"], report["missing"]) == (1, 1, 0)
     assert "tp" in told["shardings"]["layers.0.dense_mlp.up.weight"]["axes"][-1]
     assert re.search(r"pin \*\.dense_mlp\.up ffn on tp: holds; without it a step takes [\d.e-]+ s (more|less)", shown)
+
+
+def test_other_kinds_of_blocks_are_planned(meshtune, tmp_path):
+    """A layer of every kind is planned under the cost model's names, with the state's heads as a dim to pin."""
+    path = tmp_path / "study.yaml"
+    path.write_text(study(model=str(KINDS_OF_MODELS / "nemotron-3-nano-30b-a3b.json")), encoding="utf-8")
+    pin = ("--pin", "op=*.mamba2.core.scan,dim=state_heads,axis=tp")
+    told = meshtune("plan", path, "--config", "tp=8", "--whole-axes", *pin, "--json").json
+
+    (report,) = told["pins"]
+    assert (report["ops"], report["held"]) == (1, 1)
+    assert {name.split(".")[2] for name in told["shardings"] if name.startswith("layers.")} == {
+        *("mamba2", "moe_mlp", "attention")
+    }
+
+
+def test_prediction_modules_are_planned_where_asked(meshtune, tmp_path):
+    """With --prediction the modules are planned beside the layers, and without it they are left out."""
+    path = tmp_path / "study.yaml"
+    path.write_text(study(model="deepseek-v3"), encoding="utf-8")
+    asked = ("plan", path, "--config", "tp=8", "--whole-axes", "--planner", "recursive", "--order", "topological")
+    with_modules, without = (meshtune(*asked, *more, "--json").json for more in (("--prediction",), ()))
+
+    more = set(with_modules["shardings"]) - set(without["shardings"])
+    assert "prediction.0.prediction_join.proj.weight" in more
+    assert all(name.startswith("prediction.0.") for name in more)
 
 
 UP = "op=*.dense_mlp.up,dim=ffn,axis=tp"
@@ -140,6 +170,7 @@ WRONG = {
     "--explain colors": "--explain = 'colors': is no known explanation",
     "--drawing x.dot": "--drawing = 'x.dot': needs --explain",
     "--layers 99": "--layers = 99: must be at most the ",
+    "--prediction": "--prediction: needs modules of multi-token prediction, and ",
     "--pin tp": "--pin = 'tp': must be op, dim, axis, ways, weight_s",
     "--pin op=*": "--pin = 'op=*': lacks op or dim",
     "--pin op=*.upp,dim=ffn,axis=tp": "'*.upp': matches no operator; the nearest are ",

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from costmodels.blocks.experts import slots_per_expert
 from costmodels.job.parallel_config import DEGREES, RECOMPUTE_MODES, ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
-from costmodels.sharding.frontends.transformer.experts import slots_per_expert
 from hardware.io.errors import ConfigError
 from tests.support.settings.small_spaces import (
     OPENED,

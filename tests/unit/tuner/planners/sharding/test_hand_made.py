@@ -1,24 +1,33 @@
 """Megatron's plan for a candidate's degrees: what its layers send, and beside it what the cost model says they do."""
 
+import math
 from collections import Counter
 from dataclasses import asdict, replace
 from fnmatch import fnmatch
 
 import pytest
 
-from costmodels.blocks.operator import OpKind, Phase
+from costmodels.blocks.attention import Attention
+from costmodels.blocks.experts import Experts
+from costmodels.blocks.latent_attention import LatentAttention
+from costmodels.blocks.mamba1 import Mamba1
+from costmodels.blocks.operator import LAYER_FAMILIES, OpKind, Phase
+from costmodels.blocks.recurrent_mixer import RecurrentMixer
+from costmodels.blocks.sparse_latent_attention import INDEX_BYTES, SparseLatentAttention
 from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import with_layers
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
+from costmodels.operators.layer_operators import step_operators
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import TensorKind
-from costmodels.sharding.plan import cost_of, violations
+from costmodels.sharding.plan import NONE, cost_of, violations
 from costmodels.step.communication import layer_collectives, layer_uses
 from costmodels.step.placement import place
 from hardware.cluster_file import find_cluster
+from tests.support.graphs.kinds_of_blocks import KINDS, model_of
 from tuner.planners.sharding.hand_made import hand_made, layer_axes
 
 TOKENS, BYTES = 2048, 2
@@ -36,10 +45,15 @@ def job_of(model, layers=2):
 
 def planned(model, layers=2, **degrees):
     """The plan by hand of a candidate with these degrees; None where there is none."""
+    return planned_job(job_of(model, layers), **degrees)
+
+
+def planned_job(job, **degrees):
+    """The plan by hand of a job's layers."""
     config = ParallelConfig(**degrees)
     axes = layer_axes(config)
     assert axes
-    graph = transformer_graph(job_of(model, layers), micro_batch_size=config.mbs * axes.get("dp", 1))
+    graph = transformer_graph(job, micro_batch_size=config.mbs * axes.get("dp", 1))
     mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=CLUSTER)
     plan = hand_made(graph, mesh, config)
     assert plan is None or violations(plan) == ()
@@ -79,7 +93,7 @@ def sent(plan, number):
     return found
 
 
-def told(model, layers, blocks, **degrees):
+def told(job, blocks, **degrees):
     """The same of the cost model's list for these blocks, with nothing lost on wires and all experts alike."""
     runtime = replace(
         find_runtime("megatron-core"),
@@ -89,7 +103,7 @@ def told(model, layers, blocks, **degrees):
         deduplicates_tokens=False,
         fp32_ring_gradients=False,
     )
-    job, config = job_of(model, layers), ParallelConfig(**degrees)
+    config = ParallelConfig(**degrees)
     inside = config.tp * config.cp * config.up
     grid = ConfigGrid.from_configs([replace(config, dp=CLUSTER.num_devices // inside)])
     collectives = layer_collectives(job, runtime, grid, place(CLUSTER, grid))
@@ -201,9 +215,157 @@ def test_the_cost_model_counts_what_the_plan_sends(model, degrees):
         for phase, kind in ((Phase.FORWARD, OpKind.ALL_GATHER), (Phase.BACKWARD, OpKind.REDUCE_SCATTER)):
             own["attention", phase, kind, "tp"] *= 7168 / (1536 + 512 + 64)
 
-    expected = told(model, 2, {key[0] for key in own}, **degrees)
+    expected = told(job_of(model), {key[0] for key in own}, **degrees)
     assert len(own) >= 2
     assert own == pytest.approx(expected, rel=1e-12)
+
+
+# Other kinds of blocks
+
+MIXERS = (
+    {"tp": 4},
+    {"tp": 4, "sequence_parallel": False},
+    {"cp": 4},
+    {"up": 4},
+    {"cp": 2, "tp": 2},
+    {"up": 2, "tp": 2},
+)
+DEALT = ({"tp": 4}, {"cp": 4}, {"tp": 4, "ep": 8, "expert_tp": 1}, {"up": 2, "tp": 2})
+
+
+def job_of_kind(kind):
+    """Two layers of one kind of block."""
+    return TrainingJob(model=model_of(KINDS[kind]), sequence_length=TOKENS, global_batch_size=64, zero_stage=1)
+
+
+def as_of_ring(kind, own, cp):
+    """Messages of a plan with keys and values passed round a ring instead of gathered, if the block has attention."""
+    found = Counter(own)
+    for (block, phase, sent_as, axis), message_bytes in own.items():
+        if axis == "cp" and isinstance(KINDS[kind], Attention | LatentAttention):
+            del found[block, phase, sent_as, axis]
+            passes = 2 if phase == Phase.BACKWARD else 1
+            found[block, phase, OpKind.SEND_RECV, axis] += passes * message_bytes * (cp - 1) / cp
+    return found
+
+
+def beyond_the_list(kind, phase, degrees):
+    """What a plan sends and the cost model's list of a block lacks, or counts otherwise: (kind, axis, more bytes).
+
+    Mamba adds up the inputs of its scan over the ranks that share the channels. Of latent attention the list counts
+    the hidden size where the ranks are gathered, and keys as large as values. An indexer is left out there: it needs
+    the hidden values of all tokens on every rank of tp, its keys go where attention's go, and Ulysses needs the choice
+    of all queries; attention tells it what its heads gave the chosen keys.
+    """
+    block, cp = KINDS[kind], degrees.get("cp", 1)
+    ways = cp * degrees.get("up", 1)
+    per_element = BYTES * TOKENS / ways
+    is_tp, is_up, is_split = "tp" in degrees, "up" in degrees, degrees.get("sequence_parallel", True)
+    if isinstance(block, Mamba1):
+        (axis,) = (name for name in ("tp", "cp", "up") if degrees.get(name, 1) > 1)
+        # the core has the whole sequence
+        return [(OpKind.ALL_REDUCE, axis, BYTES * TOKENS * (block.step_rank + 2 * block.state_size))]
+    if isinstance(block, LatentAttention):
+        ranks = block.q_lora_rank + block.kv_lora_rank + block.qk_rope_head_dim - block.hidden_size
+        larger = block.num_heads * (block.head_dim - block.v_head_dim) / degrees.get("tp", 1)
+        is_forward = phase == Phase.FORWARD
+        passes, found = 1 if is_forward else 2, []
+        if isinstance(block, SparseLatentAttention):
+            chosen, keys = block.mask.window, block.index_head_dim
+            of_keys = BYTES * keys + (INDEX_BYTES if is_forward else BYTES) * chosen
+            found += [
+                (OpKind.SEND_RECV, "cp", per_element * keys * (cp - 1) * passes),
+                (OpKind.ALL_GATHER if is_forward else OpKind.REDUCE_SCATTER, "up", TOKENS / cp * of_keys * is_up),
+                (OpKind.ALL_REDUCE, "tp", 0 if is_forward else per_element * chosen * is_tp),
+            ]
+            found += [(OpKind.ALL_GATHER, "tp", per_element * block.hidden_size * is_forward * is_tp * is_split)]
+        found += [(OpKind.SEND_RECV, "cp", per_element * larger * (cp - 1) * passes)]
+        if not is_tp:
+            return found
+        if is_split:
+            return [*found, (OpKind.ALL_GATHER if is_forward else OpKind.REDUCE_SCATTER, "tp", per_element * ranks)]
+        return found if is_forward else [*found, (OpKind.ALL_REDUCE, "tp", per_element * ranks)]
+    return []
+
+
+CASES = [
+    (kind, degrees)
+    for kind, block in KINDS.items()
+    # norms of all heads need those of other ranks, which the cost model's list lacks
+    if kind != "wide norms"
+    for degrees in (DEALT if isinstance(block, Experts) else MIXERS)
+    # scans of whole channels over two axes add up sums along both at once
+    if not (isinstance(block, Mamba1) and len(degrees) == 2 and "tp" in degrees and "sequence_parallel" not in degrees)
+]
+
+
+@pytest.mark.parametrize(("kind", "degrees"), CASES, ids=lambda value: str(value).translate({39: None}))
+def test_every_kind_of_block_sends_what_the_cost_model_counts(kind, degrees):
+    """By hand every kind of block sends the messages of the cost model's list, pass by pass, with named differences."""
+    job = job_of_kind(kind)
+    own = as_of_ring(kind, sent(planned_job(job, **degrees), 1), degrees.get("cp", 1))
+
+    (label,) = {block.label for layer in job.model.layers for block in layer}
+    expected = told(job, {label}, **degrees)
+    for phase in Phase:
+        for sent_as, axis, more in beyond_the_list(kind, phase, degrees):
+            expected[label, phase, sent_as, axis] += more
+    expected = {key: number for key, number in expected.items() if number}
+    assert dict(own) == pytest.approx(expected, rel=1e-12)
+
+
+FLOPS = [
+    (kind, degrees)
+    for kind, block in KINDS.items()
+    for degrees in ({"tp": 4}, {"cp": 4}, {"up": 2, "tp": 2}, *([{"tp": 4, "ep": 8, "expert_tp": 1}]))
+    if isinstance(block, Experts) or "ep" not in degrees
+]
+
+
+@pytest.mark.parametrize(("kind", "degrees"), FLOPS, ids=lambda value: str(value).translate({39: None}))
+def test_every_kind_of_block_computes_what_the_cost_model_counts(kind, degrees):
+    """By hand a device has the FLOPs of the block's own operators, pass by pass: windows by their mask, scans by heads.
+
+    The products of latent attention that make the ranks are those of the tokens of a sequence parallel rank.
+    """
+    job, config = job_of_kind(kind), ParallelConfig(**degrees)
+    plan = planned_job(job, **degrees)
+    runtime = replace(find_runtime("megatron-core"), vocabulary_multiple=1)
+    grid = ConfigGrid.from_configs([replace(config, dp=max(config.ep * config.expert_tp, config.tp) // config.tp)])
+    dp = dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)).get("dp", 1)
+
+    found, expected = Counter(), Counter()
+    for number, op in enumerate(plan.graph.ops):
+        if op.name.startswith("layers.") and op.flop:
+            axes = zip(plan.mesh.sizes, plan.served[number].tolist(), strict=True)
+            ways = math.prod(size for size, factor in axes if factor != NONE)
+            found["backward" if number >= plan.graph.first_backward else "forward"] += op.flop / ways
+    for op in step_operators(job, runtime, grid):
+        if job.model.blocks[job.model.block_names.index(op.block)].family in LAYER_FAMILIES:
+            # a micro-batch of every replica is planned together, and each has one sequence
+            expected[str(op.phase)] += float(op.flop[0]) * len(job.model.layers)
+    assert dp == grid.dp[0]
+    assert found == pytest.approx(dict(expected), rel=1e-12)
+
+
+STATES = [kind for kind, block in KINDS.items() if isinstance(block, RecurrentMixer)]
+
+
+@pytest.mark.parametrize("degrees", [{"tp": 32}, {"cp": 32}, {"up": 32}, {"cp": 8, "tp": 4}])
+@pytest.mark.parametrize("kind", [kind for kind in STATES if KINDS[kind].state_heads == 16])
+def test_heads_of_a_state_that_do_not_divide_have_no_plan(kind, degrees):
+    """Ranks have whole heads of a state: where there are more ranks than heads, there is no plan by hand."""
+    assert planned_job(job_of_kind(kind), **degrees) is None
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_scans_are_not_cut_along_the_sequence(kind):
+    """Convolution and scan offer the batch and the heads of the state, but never the sequence, in either pass."""
+    graph = transformer_graph(job_of_kind(kind), micro_batch_size=2)
+    scans = [op for op in graph.ops if op.primitive.removesuffix("_gradient").endswith(("_scan", "convolution"))]
+
+    assert len(scans) >= 4
+    assert {op.rule.factors[factor].name for op in scans for factor in op.rule.cuttable} == {"batch", "state_heads"}
 
 
 # Where there is none

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from costmodels.blocks.experts import slots_per_expert
 from costmodels.job.model_catalog import find_model, model_names
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.layer_operators import step_operators
-from costmodels.sharding.frontends.transformer.experts import slots_per_expert
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import STATE, TensorKind
 from hardware.io.errors import ConfigError
