@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from hardware.io.errors import ConfigError
+from tuner.export.megatron_flags import PATTERN
 from tuner.imports.megatron_hidden import Found
 from tuner.imports.megatron_model import has_experts, noop_layers
 
@@ -103,6 +104,16 @@ def _chunks(found: Found, pp: int | None, num_layers: int | None) -> int | None:
     If the script states the layers of each virtual stage, they are stored in `found.layers`.
     """
     flags = found.flags
+    if found.segments and pp is not None:
+        found.layers = found.segments
+        if len(found.segments) % pp == 0:
+            return len(found.segments) // pp
+        raise ConfigError(
+            f"must have a multiple of {pp} parts between its bars, the number of pipeline stages; it has "
+            f"{len(found.segments)}",
+            key=flags.place(PATTERN),
+            value=flags.text(PATTERN),
+        )
     stated = next((name for name in _OF_CHUNKS if flags.has(name)), None)
     # AIAK divides the stages of its list into unequal chunks
     if pp is None or (stated and (flags.text(stated) is None or flags.has("--custom-pipeline-layers"))):
