@@ -85,4 +85,4 @@ class GatedDeltaNet(RecurrentMixer):
 
     def sizes(self) -> dict[str, int]:
         """Return the key heads, which tp deals whole."""
-        return {"state_heads": self.num_key_heads}
+        return {"state_heads": self.num_key_heads, "scanned_heads": self.num_key_heads}

@@ -88,5 +88,6 @@ class Mamba2(RecurrentMixer):
         return 7.0 * self.inner_width * self.state_size
 
     def sizes(self) -> dict[str, int]:
-        """Return the groups, of which every tp rank has a whole number."""
-        return {"state_heads": self.num_groups}
+        """Return the groups, of which every tp rank has a whole number, and the heads."""
+        groups = self.num_groups
+        return {"state_heads": groups, "scanned_heads": self.num_heads, "scanned_groups": groups}
