@@ -132,7 +132,8 @@ def hybrid_of(flags: Flags, program: str, *, is_log: bool = False) -> Hybrid | N
         raise ConfigError(f"must have at most {MAX_LAYERS} layers", key=flags.place(flag), value=len(pattern))
     _imply(flags, flag, pattern, predicting)
     sizes = [flags.count(name) for name in SIZES]
-    kind = flags.text("--position-embedding-type") or "learned_absolute"
+    is_rotary = flags.has("--use-rotary-position-embeddings")
+    kind = flags.text("--position-embedding-type") or ("rope" if is_rotary else "learned_absolute")
     return Hybrid(
         pattern=pattern,
         segments=segments if len(segments) > 1 else (),

@@ -46,31 +46,66 @@ def megatron_oracle() -> Any:
     return answer
 
 
+def parameters_of_chunks(setting: Setting, config: ParallelConfig, rank: int) -> list[list[int]]:
+    """Return the parameters of every layer of a hybrid model in each chunk of a rank, then those outside of layers.
+
+    Raises:
+        ImportError: megatron-core is not installed.
+        ChildProcessError: Megatron-LM refuses the layout.
+    """
+
+    def answer() -> list[list[int]]:
+        warnings.simplefilter("ignore")
+        cuda.install()
+        parser = MegatronParser(transformer_engine="2.12.0")
+        _stand_ins()
+        export = find_exporter("megatron")(setting, config)
+        words = [word for word in export.arguments if word != "--moe-grouped-gemm"]
+        given, own = parser.read(words, export.environment, setting)
+        children.join(setting.cluster.num_devices, rank)
+        with cuda.OnCpu():
+            chunks = _joined(given, own)
+        counts = []
+        for chunk in chunks:
+            layers = [sum(one.numel() for one in layer.parameters()) for layer in chunk.decoder.layers]
+            counts.append([*layers, sum(one.numel() for one in chunk.parameters()) - sum(layers)])
+        return counts
+
+    found: list[list[int]] = children.ask(answer)
+    return found
+
+
+def _joined(given: Any, config: Any) -> list[Any]:
+    """Make the process groups of a rank, and return its chunks of the model."""
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    parallel_state.initialize_model_parallel(
+        given.tensor_model_parallel_size,
+        given.pipeline_model_parallel_size,
+        given.virtual_pipeline_model_parallel_size,
+        context_parallel_size=given.context_parallel_size,
+        hierarchical_context_parallel_sizes=given.hierarchical_context_parallel_sizes,
+        expert_model_parallel_size=given.expert_model_parallel_size,
+        num_distributed_optimizer_instances=given.num_distributed_optimizer_instances,
+        expert_tensor_parallel_size=given.expert_tensor_parallel_size,
+        create_gloo_process_groups=False,
+    )
+    model_parallel_cuda_manual_seed(1)
+    config.use_cpu_initialization, config.perform_initialization = True, False
+    return [_chunk(given, config, at) for at in range(given.virtual_pipeline_model_parallel_size or 1)]
+
+
 def _run(parser: MegatronParser, words: list[str], environment: Any, setting: Setting, rank: int) -> None:
     """Be one rank of a layout until its first micro-batch reaches attention."""
-    from megatron.core import parallel_state
     from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator
     from megatron.core.pipeline_parallel import get_forward_backward_func
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
     world = setting.cluster.num_devices
     given, config = parser.read(words, environment, setting)
     children.join(world, rank)
     with cuda.OnCpu():
-        parallel_state.initialize_model_parallel(
-            given.tensor_model_parallel_size,
-            given.pipeline_model_parallel_size,
-            given.virtual_pipeline_model_parallel_size,
-            context_parallel_size=given.context_parallel_size,
-            hierarchical_context_parallel_sizes=given.hierarchical_context_parallel_sizes,
-            expert_model_parallel_size=given.expert_model_parallel_size,
-            num_distributed_optimizer_instances=given.num_distributed_optimizer_instances,
-            expert_tensor_parallel_size=given.expert_tensor_parallel_size,
-            create_gloo_process_groups=False,
-        )
-        model_parallel_cuda_manual_seed(1)
-        config.use_cpu_initialization, config.perform_initialization = True, False
-        chunks = [_chunk(given, config, at) for at in range(given.virtual_pipeline_model_parallel_size or 1)]
+        chunks = _joined(given, config)
         if given.use_torch_fsdp2:
             chunks = [_sharded(given, chunk) for chunk in chunks]
         batches = ConstantNumMicroBatchesCalculator(
