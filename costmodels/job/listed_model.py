@@ -88,9 +88,7 @@ def listed_model(mapping: Mapping[str, Any], *, name: str, file: str) -> ModelSp
     for place, layer in named.items():
         for key in layer:
             if key not in blocks:
-                raise ConfigError(
-                    "names no block", file=file, key=place, value=key, nearest=did_you_mean(key, blocks)
-                )
+                raise ConfigError("names no block", file=file, key=place, value=key, nearest=did_you_mean(key, blocks))
     if read.mtp_layer and not read.num_mtp_layers:
         raise ConfigError("needs num_mtp_layers, how many such modules there are", file=file, key="mtp_layer")
     rows = [tuple(blocks[key] for key in layer) for layer in read.layers]

@@ -40,7 +40,7 @@ def degrees_of(found: Found) -> dict[str, int]:
     except ConfigError as error:
         found.refuse(error, "cp", "up")
     try:
-        degrees["vpp"] = _chunks(found, pp, flags.count("--num-layers"))
+        degrees["vpp"] = _segments(found, pp) or _chunks(found, pp, flags.count("--num-layers"))
     except ConfigError as error:
         found.refuse(error, "vpp")
         degrees["vpp"] = None
@@ -98,22 +98,31 @@ def _context(found: Found) -> dict[str, int | None]:
     return {"cp": size // up, "up": up}
 
 
+def _segments(found: Found, pp: int | None) -> int | None:
+    """Return the number of virtual stages per pipeline rank of a hybrid model; None if its pattern has no bars.
+
+    Raises:
+        ConfigError: pp does not divide the parts between the bars.
+    """
+    if not found.segments or pp is None:
+        return None
+    found.layers = found.segments
+    if len(found.segments) % pp == 0:
+        return len(found.segments) // pp
+    raise ConfigError(
+        f"must have a multiple of {pp} parts between its bars, the number of pipeline stages; it has "
+        f"{len(found.segments)}",
+        key=found.flags.place(PATTERN),
+        value=found.flags.text(PATTERN),
+    )
+
+
 def _chunks(found: Found, pp: int | None, num_layers: int | None) -> int | None:
     """Return the number of virtual stages per pipeline rank, or None, and an open key, if it cannot be told.
 
     If the script states the layers of each virtual stage, they are stored in `found.layers`.
     """
     flags = found.flags
-    if found.segments and pp is not None:
-        found.layers = found.segments
-        if len(found.segments) % pp == 0:
-            return len(found.segments) // pp
-        raise ConfigError(
-            f"must have a multiple of {pp} parts between its bars, the number of pipeline stages; it has "
-            f"{len(found.segments)}",
-            key=flags.place(PATTERN),
-            value=flags.text(PATTERN),
-        )
     stated = next((name for name in _OF_CHUNKS if flags.has(name)), None)
     # AIAK divides the stages of its list into unequal chunks
     if pp is None or (stated and (flags.text(stated) is None or flags.has("--custom-pipeline-layers"))):

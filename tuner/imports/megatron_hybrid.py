@@ -221,9 +221,7 @@ def _check(flags: Flags, flag: str, main: str, predicting: list[str]) -> None:
         )
     for part in (main, *predicting):
         if ATTENTION in part and (LATENT in part or SPARSE in part):
-            raise ConfigError(
-                f"cannot have {ATTENTION} beside {LATENT} or {SPARSE}", key=place, value=flags.text(flag)
-            )
+            raise ConfigError(f"cannot have {ATTENTION} beside {LATENT} or {SPARSE}", key=place, value=flags.text(flag))
 
 
 def _imply(flags: Flags, flag: str, pattern: str, predicting: list[str]) -> None:
@@ -238,6 +236,4 @@ def _imply(flags: Flags, flag: str, pattern: str, predicting: list[str]) -> None
         return
     flags.imply("--moe-layer-freq", "1", by=flag)
     if not flags.has("--num-experts"):
-        raise ConfigError(
-            f"has {EXPERTS}, and --num-experts is missing", key=flags.place(flag), value=flags.text(flag)
-        )
+        raise ConfigError(f"has {EXPERTS}, and --num-experts is missing", key=flags.place(flag), value=flags.text(flag))

@@ -284,8 +284,8 @@ RULES: dict[str, Rule] = {
             needs=("tp", "cp", "up"),
             keep=_scans_whole_heads,
             reason=lambda s: (
-                f"tp*cp*up must divide the {_joined(s.job.model.sizes('scanned_heads'))} heads of the recurrent mixers, "
-                "which run along whole sequences, and divide their groups or be a multiple of them"
+                f"tp*cp*up must divide the {_joined(s.job.model.sizes('scanned_heads'))} heads of the recurrent "
+                "mixers, which run along whole sequences, and divide their groups or be a multiple of them"
             ),
         ),
         Rule(

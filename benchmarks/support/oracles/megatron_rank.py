@@ -41,7 +41,9 @@ def megatron_oracle() -> Any:
             words += ["--expert-model-parallel-size", str(config.ep)]
         # layers of a hybrid model differ, and so may what its stages refuse
         between = range(0, world, world // config.pp) if has_pattern(setting.job.model) else ()
-        return children.on_ranks((0, *between, world - 1), lambda rank: _run(parser, words, export.environment, setting, rank))
+        return children.on_ranks(
+            (0, *between, world - 1), lambda rank: _run(parser, words, export.environment, setting, rank)
+        )
 
     return answer
 

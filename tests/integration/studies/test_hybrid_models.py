@@ -9,6 +9,7 @@ import pytest
 from benchmarks.support.megatron_parser import MegatronParser
 from benchmarks.support.oracles.megatron_rank import parameters_of_chunks
 from costmodels.job.hugging_face.reader import model_from_hugging_face
+from costmodels.job.model_spec import plain_model
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.setting import Setting
@@ -72,7 +73,8 @@ def test_the_real_parser_takes_the_flags_of_a_config_json(parser, name, config, 
     assert read.virtual_pipeline_model_parallel_size == (config.vpp if config.vpp > 1 else None)
 
 
-def test_ratios_make_the_patterns_of_megatron(parser):
+@pytest.mark.usefixtures("parser")
+def test_ratios_make_the_patterns_of_megatron():
     """Any shares of attention and MLPs among any number of layers give the same pattern."""
     from megatron.core.models.hybrid.hybrid_layer_allocation import pattern_from_ratios as of_megatron
 
@@ -92,8 +94,6 @@ SMALL = (
 
 def small(pattern):
     """The small hybrid model with a pattern, as flags describe it."""
-    from costmodels.job.model_spec import plain_model
-
     found = IMPORTERS["megatron"](f"torchrun pretrain_hybrid.py {COMMON}{SMALL}--hybrid-layer-pattern '{pattern}'")
     return found.blocks.apply(plain_model(name="m", source="flags", **found.model))
 
@@ -108,7 +108,8 @@ def small(pattern):
     ],
     ids=["whole", "prediction", "chunks", "unequal stages"],
 )
-def test_the_layers_of_the_real_model_have_the_priced_parameters(parser, pattern, config):
+@pytest.mark.usefixtures("parser")
+def test_the_layers_of_the_real_model_have_the_priced_parameters(pattern, config):
     """Megatron-LM's own model holds the layers of each chunk that the pattern says, each with as many parameters."""
     model = small(pattern)
     setting = setting_of(model, devices_per_host=config.pp, hosts=1)

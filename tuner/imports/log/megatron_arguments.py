@@ -50,9 +50,7 @@ _LEFT_OUT = {
 _ONE_WORD = {"moe_layer_freq", "pipeline_model_parallel_layout", "noop_layers"}
 """Arguments whose flag takes a list as one word."""
 _POSITIONS = {"absolute": "learned_absolute", "rotary": "rope"}
-_OTHER_MODELS = {
-    "lora_target_modules": "LoRA trains few of the weights",
-}
+_OTHER_MODELS = {"lora_target_modules": "LoRA trains few of the weights"}
 """Arguments of training that Meshtune has no model for."""
 _HYBRID = ("HYBRID", "MAMBA")
 """Models whose layers are state spaces where no pattern says otherwise (pretrain_hybrid.py, pretrain_mamba.py)."""
