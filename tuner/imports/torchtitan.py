@@ -185,7 +185,7 @@ def _is_toml(text: str) -> bool:
 
 
 @functools.cache
-def _recipes() -> Mapping[str, Mapping[str, Any]]:
+def recipes() -> Mapping[str, Mapping[str, Any]]:
     """Return the values of torchtitan's own recipes, by name and section."""
     return read_mapping(Path(__file__).with_name("torchtitan_recipes.yaml"))
 
@@ -193,7 +193,7 @@ def _recipes() -> Mapping[str, Mapping[str, Any]]:
 def _with_recipe(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a script's flags over those of its recipe, if the recipe is a known one."""
     merged = dict(mapping)
-    for section, values in _recipes().get(str(mapping.get("config", "")).lower(), {}).items():
+    for section, values in recipes().get(str(mapping.get("config", "")).lower(), {}).items():
         given = mapping.get(section)
         merged[section] = {**values, **(given if isinstance(given, Mapping) else {})}
     return merged
