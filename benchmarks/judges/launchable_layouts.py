@@ -77,8 +77,9 @@ def _row(target: str, framework: Framework, count: int, seed: int) -> dict[str, 
 def _facts(setting: Setting) -> str:
     model, job = setting.job.model, setting.job
     return (
-        f"({setting.cluster.num_devices} devices, {model.num_layers} layers, {model.plain.num_heads} heads, "
-        f"{model.plain.num_kv_heads} key-value heads, widths {model.plain.ffn_size}, {model.num_experts} experts, "
+        f"({setting.cluster.num_devices} devices, {model.num_layers} layers, {model.sizes('heads')} heads, "
+        f"{model.sizes('kv_heads')} key-value heads, {model.sizes('scanned_groups')} groups of states, "
+        f"widths {model.sizes('ffn')}, {model.num_experts} experts, "
         f"{job.sequence_length} tokens, batch {job.global_batch_size}, {'tied' if model.tied_embeddings else 'untied'})"
     )
 

@@ -18,6 +18,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from costmodels.blocks.attention import Attention
+from costmodels.blocks.dense_mlp import DenseMlp
+from costmodels.blocks.experts import Experts
+from costmodels.blocks.mamba2 import Mamba2
 from costmodels.job.setting import Setting
 from tests.oracles.frameworks import megatron
 from tuner.export.flag_table import FlagValue
@@ -162,6 +166,8 @@ def _importable() -> Iterator[None]:
 def _model_flags(setting: Setting) -> list[str]:
     """Return flags for the model and for what else a command line must say."""
     model = setting.job.model
+    if model.decoder is None:
+        return _hybrid_flags(setting)
     values = {
         "--num-layers": model.num_layers,
         "--hidden-size": model.hidden_size,
@@ -186,4 +192,40 @@ def _model_flags(setting: Setting) -> list[str]:
     switches = ["--swiglu", "--disable-bias-linear", "--no-rope-fusion", "--mock-data"]
     switches += ["--untie-embeddings-and-output-weights"] * (not model.tied_embeddings)
     switches += ["--group-query-attention"] * ("--num-query-groups" in values)
+    return [*switches, *(str(word) for pair in values.items() for word in pair)]
+
+
+def _hybrid_flags(setting: Setting) -> list[str]:
+    """Return the same for a hybrid model, whose layers the export's pattern names."""
+    model = setting.job.model
+    kinds = {type(block): block for layer in (*model.layers, model.mtp_layer) for block in layer}
+    states, mixer, mlp, routed = (kinds.get(kind) for kind in (Mamba2, Attention, DenseMlp, Experts))
+    assert isinstance(mixer, Attention), "Megatron-LM asks for the heads of attention"
+    values: dict[str, Any] = {
+        "--hidden-size": model.hidden_size,
+        "--num-attention-heads": mixer.num_heads,
+        "--num-query-groups": mixer.num_kv_heads,
+        "--kv-channels": mixer.head_dim,
+        "--max-position-embeddings": setting.job.sequence_length,
+        "--position-embedding-type": "rope" if mixer.rotary else "none",
+        "--normalization": "RMSNorm",
+        "--train-iters": 10,
+        "--lr": 1e-4,
+    }
+    gated = False
+    if isinstance(states, Mamba2):
+        values |= {"--mamba-num-heads": states.num_heads, "--mamba-head-dim": states.head_dim}
+        values |= {"--mamba-num-groups": states.num_groups, "--mamba-state-dim": states.state_size}
+    if isinstance(mlp, DenseMlp):
+        values |= {"--ffn-hidden-size": mlp.ffn_size}
+        gated = mlp.gated
+    if isinstance(routed, Experts):
+        values |= {"--num-experts": routed.num_experts, "--moe-router-topk": routed.top_k}
+        values |= {"--moe-ffn-hidden-size": routed.ffn_size}
+        values |= {"--moe-shared-expert-intermediate-size": routed.shared_ffn_size} if routed.shared_ffn_size else {}
+        values |= {"--moe-latent-size": routed.latent_size} if routed.latent_size else {}
+        gated = routed.gated
+    switches = ["--swiglu" if gated else "--squared-relu", "--disable-bias-linear", "--no-rope-fusion", "--mock-data"]
+    switches += ["--group-query-attention"]
+    switches += ["--untie-embeddings-and-output-weights"] * (not model.tied_embeddings)
     return [*switches, *(str(word) for pair in values.items() for word in pair)]

@@ -132,7 +132,8 @@ class AbstractBlock(ABC):
     def sizes(self) -> dict[str, int]:
         """Return the sizes that degrees of parallelism cut, by role.
 
-        Roles: `heads` (dealt over tp and up), `kv_heads` and `state_heads` (over tp), `projection` (width of one
+        Roles: `heads` (dealt over tp and up), `kv_heads` and `state_heads` (over tp), `scanned_heads` and
+        `scanned_groups` (dealt or copied over the ranks of a sequence, where a state runs), `projection` (width of one
         product for queries, keys and values), `ffn` (inner size, over tp), `experts` (over ep), `expert_ffn` (over
         expert_tp); and `top_k`, the experts that a token visits, which nothing cuts.
         """

@@ -96,3 +96,7 @@ class GatedDeltaNet(RecurrentMixer):
         """Return the FLOPs of the scan of one token."""
         keys, values = self.key_head_dim, self.value_head_dim
         return 2.0 * self.num_value_heads * (3 * CHUNK * keys + 2 * CHUNK * values + 3 * keys * values)
+
+    def sizes(self) -> dict[str, int]:
+        """Return the key heads, which tp deals whole."""
+        return {"state_heads": self.num_key_heads, "scanned_heads": self.num_key_heads}

@@ -35,6 +35,7 @@ class LatentAttention(AbstractBlock):
         qk_nope_head_dim: Part of a query head without positions.
         qk_rope_head_dim: Part of a query head with rotary positions; its key is shared by all heads.
         v_head_dim: Size of one value head.
+        rank_norms: Whether the results of the two down projections are normalised.
         down_bias: Whether the two down projections have biases.
         output_bias: Whether the output has a bias.
         rotary: Whether there are rotary positions.
@@ -53,6 +54,7 @@ class LatentAttention(AbstractBlock):
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    rank_norms: bool = True
     down_bias: bool = False
     output_bias: bool = False
     rotary: bool = True
@@ -89,12 +91,13 @@ class LatentAttention(AbstractBlock):
         """Parameters without the norms over the hidden size: down to the ranks, their norms, up, and the output."""
         h, kv_down = self.hidden_size, self.kv_lora_rank + self.qk_rope_head_dim
         kv_up = self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
-        keys_values = h * kv_down + self.kv_lora_rank + self.kv_lora_rank * kv_up
+        keys_values = h * kv_down + self.rank_norms * self.kv_lora_rank + self.kv_lora_rank * kv_up
         biases = (self.q_lora_rank + kv_down if self.down_bias else 0) + (h if self.output_bias else 0)
         output = self.context_size * h
         if not self.q_lora_rank:
             return h * self.q_size + keys_values + biases + output
-        return h * self.q_lora_rank + self.q_lora_rank + self.q_lora_rank * self.q_size + keys_values + biases + output
+        queries = h * self.q_lora_rank + self.rank_norms * self.q_lora_rank + self.q_lora_rank * self.q_size
+        return queries + keys_values + biases + output
 
     @property
     def attention_parameters(self) -> int:
@@ -156,7 +159,7 @@ class LatentAttention(AbstractBlock):
         key_values = width * tokens * heads * (self.head_dim + self.v_head_dim)
         output = width * tokens * heads * self.v_head_dim
         # Each latent is kept before and after its norm.
-        latent = 2 * width * tally.residual * (self.q_lora_rank + self.kv_lora_rank)
+        latent = (1 + self.rank_norms) * width * tally.residual * (self.q_lora_rank + self.kv_lora_rank)
         core = self._core(context).kept_bytes(context)
         kept = tally.hidden + tally.kept_input + latent + queries + key_values + output + core
         if tally.input_share < 1:

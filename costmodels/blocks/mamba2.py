@@ -103,3 +103,8 @@ class Mamba2(RecurrentMixer):
     def mixing_flops(self, length: FloatArray | float) -> FloatArray | float:  # noqa: ARG002 # a state has no length
         """Return the FLOPs of the scan of one token: seven per channel and element of its state."""
         return 7.0 * self.inner_width * self.state_size
+
+    def sizes(self) -> dict[str, int]:
+        """Return the groups, of which every tp rank has a whole number, and the heads."""
+        groups = self.num_groups
+        return {"state_heads": groups, "scanned_heads": self.num_heads, "scanned_groups": groups}

@@ -4,6 +4,11 @@ A state runs along the whole sequence, so cp and up do not cut the sequence of s
 once before the convolution and once after the scan, and each has whole sequences of a part of the heads (megatron-core
 ssm/mamba_context_parallel.py).
 
+Recomputation by named modules leaves these mixers alone: Megatron-LM has none of them, whose layers it repeats whole or
+not at all (megatron-core 0.19.2 ssm/mamba_layer.py, gated_delta_net/common.py). Of Nemotron 3 Nano, with 52 layers of
+44 MB each, recomputed norms free those of its 23 layers with experts alone, 0.945 GiB (Megatron-Bridge
+skills/nemo-mbridge-perf-activation-recompute/SKILL.md).
+
 Letters: u unique shape rows.
 """
 
@@ -12,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -118,8 +123,9 @@ class RecurrentMixer(AbstractBlock):
     def operators(self, build: OperatorBuilder) -> list[Operator]:
         """Return the norm, the products, the convolution, the scan with its gate, and the residual."""
         tokens, tp, h = build.context.tokens, build.context.degrees.tp, self.hidden_size
+        norms = [replace(operator, modules=build.modules) for operator in build.norm(h, norms=self.norms)]
         return [
-            *build.norm(h, norms=self.norms),
+            *norms,
             *build.matmul("in_proj", tokens, h, self.input_width / tp),
             *self.core(build),
             *build.activation("gate", tokens * (self.inner_width / tp), gated=True),
@@ -129,7 +135,7 @@ class RecurrentMixer(AbstractBlock):
 
     def core(self, build: OperatorBuilder) -> list[Operator]:
         """Return the convolution and the scan."""
-        build = build.as_core().of_module("core_attn")
+        build = build.as_core()
         tokens, tp = build.context.tokens, build.context.degrees.tp
         convolved = self.convolved_width / tp
         convolution = build.elementwise("core.convolution", tokens * convolved, 2, 3, is_fused=True)
@@ -141,11 +147,10 @@ class RecurrentMixer(AbstractBlock):
         core = elements * (self.kept_width + self.convolved_width)
         # the scan's result stands before and after its gate
         kept = tally.hidden + tally.kept_input + elements * (self.input_width + 2 * self.inner_width) + core
+        dropped = np.zeros_like(kept)
         if tally.context.facts.selective_products:
             products = tally.hidden + elements * self.input_width + tally.scattered
             dropped = np.maximum(kept - products, 0.0)
-        else:
-            dropped = tally.drops("core_attn") * core + tally.drops("layernorm") * tally.hidden
         return BlockMemory(kept=kept, dropped=dropped, gradient=np.zeros_like(kept))
 
     def matrices(self, degrees: Degrees, *, joins_gate: bool, splits_qkv: bool) -> list[Matrix]:  # noqa: ARG002

@@ -10,8 +10,10 @@
       far: {kind: attention, num_heads: 16, num_kv_heads: 2, head_dim: 128}
       mlp: {kind: dense_mlp, ffn_size: 5120, gated: true}
     layers: [[near, mlp], [near, mlp], [near, mlp], [far, mlp]]
+    mtp_layer: [far, mlp]
 
-The layers are repeated until there are num_layers of them.
+The layers are repeated until there are num_layers of them. Modules of multi-token prediction (num_mtp_layers) have the
+blocks of mtp_layer, or those of the last layer.
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ class _ListedModel(StrictModel):
     num_mtp_layers: NotNegative = 0
     blocks: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
     layers: Annotated[list[Annotated[list[str], Field(min_length=1)]], Field(min_length=1)]
+    mtp_layer: list[str] = Field(default_factory=list)
 
 
 def lists_blocks(mapping: Mapping[str, Any]) -> bool:
@@ -81,11 +84,13 @@ def listed_model(mapping: Mapping[str, Any], *, name: str, file: str) -> ModelSp
         key: _block(key, values, hidden_size=read.hidden_size, norm_size=norm_size, file=file)
         for key, values in read.blocks.items()
     }
-    for at, layer in enumerate(read.layers):
+    named = {f"layers[{at}]": layer for at, layer in enumerate(read.layers)} | {"mtp_layer": read.mtp_layer}
+    for place, layer in named.items():
         for key in layer:
             if key not in blocks:
-                nearest = did_you_mean(key, blocks)
-                raise ConfigError("names no block", file=file, key=f"layers[{at}]", value=key, nearest=nearest)
+                raise ConfigError("names no block", file=file, key=place, value=key, nearest=did_you_mean(key, blocks))
+    if read.mtp_layer and not read.num_mtp_layers:
+        raise ConfigError("needs num_mtp_layers, how many such modules there are", file=file, key="mtp_layer")
     rows = [tuple(blocks[key] for key in layer) for layer in read.layers]
     return ModelSpec(
         name=read.name,
@@ -105,6 +110,7 @@ def listed_model(mapping: Mapping[str, Any], *, name: str, file: str) -> ModelSp
             norm_size=norm_size,
         ),
         num_mtp_layers=read.num_mtp_layers,
+        mtp_layer=tuple(blocks[key] for key in read.mtp_layer),
     )
 
 
@@ -153,13 +159,14 @@ def listed_keys(model: ModelSpec) -> dict[str, Any]:
     named = dict(zip(model.blocks, model.block_names, strict=True))
     rows = [[named[block] for block in layer] for layer in model.layers]
     period = next(n for n in range(1, len(rows) + 1) if all(rows[at] == rows[at % n] for at in range(len(rows))))
-    used = {name for row in rows for name in row}
+    predicting = [named[block] for block in model.mtp_layer]
+    used = {name for row in (*rows, predicting) for name in row}
     own = {
         name: getattr(model, name) for name in ("hidden_size", "vocab_size", "tied_embeddings", "norm", "num_layers")
     }
     own |= {name: getattr(model, name) for name in ("learned_positions", "num_mtp_layers") if getattr(model, name)}
     blocks = {name: _stated(block) for block, name in named.items() if name in used}
-    return {**own, "blocks": blocks, "layers": rows[:period]}
+    return {**own, "blocks": blocks, "layers": rows[:period], **({"mtp_layer": predicting} if predicting else {})}
 
 
 def _stated(block: AbstractBlock) -> dict[str, Any]:

@@ -9,6 +9,8 @@ flags that sharded gradients and weights require).
 
 from __future__ import annotations
 
+import shlex
+
 import numpy as np
 
 from costmodels.job.fact_words import written_words
@@ -20,7 +22,8 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.optimizers.registry import OPTIMIZERS
 from costmodels.step.pipeline.schedules import mtp_part, of_round
 from tuner.export.exporter import Export
-from tuner.export.megatron_flags import FSDP2, KEEPS_WEIGHTS, MTP, OF_ROUND
+from tuner.export.hybrid_pattern import has_pattern, pattern_of
+from tuner.export.megatron_flags import FSDP2, KEEPS_WEIGHTS, MTP, OF_ROUND, PATTERN
 from tuner.export.megatron_refused import refused_flags
 from tuner.export.parts import (
     HOST_MEMORY,
@@ -130,18 +133,22 @@ def _pipeline(setting: Setting, config: ParallelConfig) -> Part:
     """Return the flags of pipeline parallelism.
 
     Stages of equal length are given by their number. Any other division needs a layout, which implies vpp and excludes
-    the flag for vpp.
+    the flag for vpp. The pattern of a hybrid model says its stages itself, and excludes both.
     """
     layers, chunks = setting.job.model.num_layers, config.pp * config.vpp
     flags = [f"--pipeline-model-parallel-size {config.pp}"]
     notes = []
-    if config.assignment.layers or layers % chunks:
+    is_hybrid = has_pattern(setting.job.model)
+    if is_hybrid:
+        pattern = pattern_of(setting.job.model, layers_of_parts(setting, config))
+        flags.append(f"{PATTERN} {shlex.quote(pattern)}")
+    elif config.assignment.layers or layers % chunks:
         layout = layout_of(layers_of_parts(setting, config), setting.job.model.num_mtp_layers)
         flags.append(f"--pipeline-model-parallel-layout '{layout}'")
         notes.append(_why_layout(setting, config))
     elif config.vpp > 1:
         flags.append(f"--num-virtual-stages-per-pipeline-rank {config.vpp}")
-    if setting.padded_layers != layers and not layers % chunks and chunks > 1:
+    if setting.padded_layers != layers and not layers % chunks and chunks > 1 and not is_hybrid:
         notes.append(
             f"pp: the study pads {layers} layers to {setting.padded_layers} with no-op layers; Megatron-LM has no such "
             f"layers and splits the {layers} layers into {chunks} equal parts instead"

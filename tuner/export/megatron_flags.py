@@ -19,6 +19,7 @@ from tuner.export.flag_table import Flag, FlagValue
 
 TP, PP, CP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size"
 VPP, LAYOUT = "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout"
+PATTERN = "--hybrid-layer-pattern"
 OF_ROUND, MTP = "--microbatch-group-size-per-virtual-pipeline-stage", "--mtp-num-layers"
 EP, EXPERT_TP = "--expert-model-parallel-size", "--expert-tensor-parallel-size"
 MICRO, GLOBAL, SEQUENCE = "--micro-batch-size", "--global-batch-size", "--seq-length"
@@ -73,6 +74,7 @@ FLAGS: Mapping[str, MegatronFlag] = {
         printed=_VIRTUAL,
     ),
     LAYOUT: MegatronFlag(declared=_WORD, exports="megatron", nemo=_STRATEGY, absent=(None,)),
+    PATTERN: MegatronFlag(declared=_WORD, exports="megatron", bridge="="),
     OF_ROUND: MegatronFlag(
         exports="megatron", nemo=f"trainer.strategy.{_ROUND}", absent=(None,), bridge=_ROUND, printed=_ROUND
     ),
@@ -199,7 +201,8 @@ _ALIKE: Mapping[str, str] = {
     " --custom-pipeline-layers"
     " --decoder-first-pipeline-num-layers --decoder-last-pipeline-num-layers"
     " --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
-    f" {OF_ROUND}",
+    f" {OF_ROUND} {PATTERN} --hybrid-override-pattern --mtp-hybrid-override-pattern --hybrid-attention-ratio"
+    " --hybrid-mlp-ratio",
     "context": f"{COMM} {LEVELS} --context-parallel-algo --ulysses-degree-in-cp",
     "tensor": f"{TP} --model-parallel-size",
     "sequence": "--sequence-parallel --tp-comm-overlap --tp-comm-overlap-cfg",

@@ -26,6 +26,7 @@ from tuner.export.megatron_flags import (
     LAYOUT,
     LEVELS,
     MEGATRON_FLAGS,
+    PATTERN,
     PP,
     SEQUENCE,
     SHARDING,
@@ -116,7 +117,7 @@ class Program:
     notes: tuple[str, ...] = ()
 
 
-STAGES = (PP, VPP, LAYOUT, FIRST, LAST, COUNTS_EMBEDDING, COUNTS_LOSS)
+STAGES = (PP, VPP, LAYOUT, PATTERN, FIRST, LAST, COUNTS_EMBEDDING, COUNTS_LOSS)
 """Flags that divide the layers together, so that one of them changes with the others."""
 
 

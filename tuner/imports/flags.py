@@ -141,6 +141,12 @@ class Flags:
             self.leave(name, f"{text} is not modelled; read as {default}")
         return known.get(text, default)
 
+    def imply(self, name: str, value: str, *, by: str) -> None:
+        """Set a flag that another flag decides, on that flag's line; an empty value stands for a switch."""
+        line = self.line(by) or 0
+        values = (Argument(text=value, line=line),) if value else ()
+        self._flags[name] = Flag(name=name, line=line, values=values)
+
     def leave(self, name: str, why: str) -> None:
         """Record a flag as unread, with the reason."""
         self.unread.append(Unread(what=name, why=why, line=self.line(name)))

@@ -141,6 +141,7 @@ class Imported:
         model: Fields of a ModelSpec that the file states; empty if it does not describe the model.
         blocks: Layers of that model that are no plain decoder's, if the file states some.
         model_name: Name of the model in the catalog, or empty.
+        named: Model that the framework knows by a name, and the catalog does not.
         missing: Fields of the model that the file does not state, with the flag or key for each, or a reason.
         job: Keys of a study's `job:`. A missing global_batch_size is `micro_batches` times dp times mbs.
         degrees: Parallel degrees by name. Most files leave dp to the number of devices; it is absent then.
@@ -165,6 +166,7 @@ class Imported:
     model: Mapping[str, Any] = field(default_factory=dict)
     blocks: Blocks | None = None
     model_name: str = ""
+    named: ModelSpec | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
     degrees: Mapping[str, int] = field(default_factory=dict)

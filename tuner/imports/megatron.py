@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hardware.io.errors import ConfigError
+from tuner.export.megatron_flags import PATTERN
 from tuner.imports import known_arguments, vocabulary
 from tuner.imports.bash.script import Script, read_script
 from tuner.imports.bash.texts import Argument
@@ -21,6 +22,7 @@ from tuner.imports.megatron_blocks import blocks_of
 from tuner.imports.megatron_command import command_of
 from tuner.imports.megatron_degrees import degrees_of
 from tuner.imports.megatron_hidden import Found, Hidden, agreed_words, hidden_by_rivals, hidden_words
+from tuner.imports.megatron_hybrid import OLD_PATTERN, PROGRAMS, RATIOS, hybrid_of
 from tuner.imports.megatron_job import job_of, offload_of
 from tuner.imports.megatron_model import hidden_sizes, model_of
 from tuner.imports.megatron_refusals import refuse_other_models
@@ -36,6 +38,10 @@ SIGNS = {
     "--seq-length",
 }
 """Flags that identify a command of Megatron-LM."""
+OF_OLD_PATTERN = (
+    f"{OLD_PATTERN} and ratios are those of Megatron-LM before core 0.17: a trial whose stages differ from today's has "
+    f"{PATTERN} in their place, which that version has not; fix pp and vpp in `space:` if yours is older"
+)
 MAX_NAMES = 12
 """Limit on the names in a note."""
 
@@ -97,9 +103,10 @@ def import_flags(
     """
     flags = Flags(listed)
     refuse_other_models(flags, tuple(flag.name for flag in listed), program)
-    found = Found(flags=flags, hidden=hidden)
+    hybrid = hybrid_of(flags, program, is_log=is_log)
+    found = Found(flags=flags, hidden=hidden, segments=hybrid.segments if hybrid else ())
     model, missing = model_of(flags)
-    blocks = blocks_of(flags)
+    blocks = blocks_of(flags, hybrid)
     if model:
         missing |= hidden_sizes(flags, flags.asked, hidden)
     else:
@@ -141,6 +148,7 @@ def import_flags(
         doubts=(*dict.fromkeys(flags.doubts), *doubts, *further),
         notes=(
             *_notes(flags, model, program),
+            *([OF_OLD_PATTERN] if hybrid and flags.has(OLD_PATTERN, *RATIOS) and not is_log else []),
             *([why] if why else []),
             *([known_arguments.note(unknown)] if unknown else []),
         ),
@@ -230,6 +238,6 @@ def _notes(flags: Flags, model: dict[str, Any], program: str) -> tuple[str, ...]
         notes.append(
             "Megatron-LM pads the vocabulary to a multiple of 128 times tp; the imported model ignores the factor tp"
         )
-    if program not in ("", "pretrain_gpt.py"):
+    if program not in ("", "pretrain_gpt.py", *(f"{name}.py" for name in PROGRAMS)):
         notes.append(f"{program} may set values that are not among its flags: check the model")
     return tuple(notes)

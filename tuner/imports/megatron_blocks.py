@@ -20,7 +20,9 @@ from costmodels.blocks.latent_attention import LatentAttention
 from costmodels.blocks.mask import Mask
 from costmodels.blocks.sparse_latent_attention import SparseLatentAttention
 from costmodels.job.model_spec import Layer, ModelSpec
+from tuner.export.hybrid_pattern import NET, SPARSE
 from tuner.imports.flags import Flags
+from tuner.imports.megatron_hybrid import Hybrid
 from tuner.imports.megatron_model import expand_pattern
 
 VARIANTS = ("gated_delta_net", "dsa")
@@ -56,6 +58,7 @@ class MegatronBlocks:
         index_heads: Heads of the indexer of sparse attention; 0 without.
         index_head_dim: Size of one of its heads.
         index_topk: Keys that it chooses.
+        hybrid: Layers of a hybrid model, each one block.
     """
 
     window: int = 0
@@ -67,39 +70,51 @@ class MegatronBlocks:
     index_heads: int = 0
     index_head_dim: int = 0
     index_topk: int = 0
+    hybrid: Hybrid | None = None
 
     def apply(self, model: ModelSpec) -> ModelSpec:
         """Return a plain decoder with these layers."""
         if self == MegatronBlocks():
             return model
+        if self.hybrid is not None:
+            model = self.hybrid.apply(model, {NET: self._net, SPARSE: self._sparse})
         layers = tuple(self._layer(layer, at) for at, layer in enumerate(model.layers))
+        mtp_layer = self._layer(model.mtp_layer, model.num_layers - 1)
         is_masked_only = self == MegatronBlocks(window=self.window, windowed=self.windowed)
-        return replace(model, layers=layers, decoder=model.decoder if is_masked_only else None)
+        decoder = model.decoder if is_masked_only else None
+        return replace(model, layers=layers, mtp_layer=mtp_layer, decoder=decoder)
 
     def _layer(self, layer: Layer, at: int) -> Layer:
-        mixer, *rest = layer
-        return (self._mixer(mixer, at), *(self._ffn(block) for block in rest))
+        return tuple(self._block(block, at) for block in layer)
 
-    def _mixer(self, mixer: AbstractBlock, at: int) -> AbstractBlock:
-        net = self.delta_net
-        if net is not None and _has(net.layers, at) and isinstance(mixer, Attention | LatentAttention):
-            sizes: dict[str, Any] = {
-                field.name: getattr(net, field.name) for field in fields(net) if field.name != "layers"
-            }
-            own: dict[str, Any] = {"hidden_size": mixer.hidden_size, "norms": mixer.norms, "norm_size": mixer.norm_size}
-            return GatedDeltaNet(**own, **sizes)
+    def _block(self, block: AbstractBlock, at: int) -> AbstractBlock:
+        if isinstance(block, Experts):
+            return replace(block, latent_size=self.latent_size)
+        if not isinstance(block, Attention | LatentAttention):
+            return block
+        if self.hybrid is None and self.delta_net is not None and _has(self.delta_net.layers, at):
+            return self._net(block)
+        if self.hybrid is None and self.index_heads:
+            return self._sparse(block)
         mask = Mask(window=self.window) if self.window and _has(self.windowed, at) else None
-        if isinstance(mixer, LatentAttention) and self.index_heads:
-            latent: dict[str, Any] = {field.name: getattr(mixer, field.name) for field in fields(mixer)}
-            latent |= {"mask": Mask(window=self.index_topk), "index_heads": self.index_heads}
-            return SparseLatentAttention(**latent, index_head_dim=self.index_head_dim)
-        if isinstance(mixer, Attention):
-            size = mixer.q_size if self.gate else 0
-            return replace(mixer, sinks=self.sinks, gate_size=size, mask=mask or mixer.mask)
-        return replace(mixer, mask=mask) if mask and isinstance(mixer, LatentAttention) else mixer
+        if isinstance(block, Attention):
+            size = block.q_size if self.gate else 0
+            return replace(block, sinks=self.sinks, gate_size=size, mask=mask or block.mask)
+        return replace(block, mask=mask) if mask and not isinstance(block, SparseLatentAttention) else block
 
-    def _ffn(self, block: AbstractBlock) -> AbstractBlock:
-        return replace(block, latent_size=self.latent_size) if isinstance(block, Experts) else block
+    def _net(self, mixer: AbstractBlock) -> AbstractBlock:
+        assert isinstance(mixer, Attention | LatentAttention), "the attention of a decoder"
+        assert self.delta_net is not None, "read where a layer has a gated delta net"
+        net = {field.name: getattr(self.delta_net, field.name) for field in fields(DeltaNet) if field.name != "layers"}
+        own: dict[str, Any] = {"hidden_size": mixer.hidden_size, "norms": mixer.norms, "norm_size": mixer.norm_size}
+        return GatedDeltaNet(**own, **net)
+
+    def _sparse(self, mixer: AbstractBlock) -> AbstractBlock:
+        if not isinstance(mixer, LatentAttention):
+            return mixer
+        latent: dict[str, Any] = {field.name: getattr(mixer, field.name) for field in fields(mixer)}
+        latent |= {"mask": Mask(window=self.index_topk), "index_heads": self.index_heads}
+        return SparseLatentAttention(**latent, index_head_dim=self.index_head_dim)
 
 
 def _has(layers: Pattern, at: int) -> bool:
@@ -109,23 +124,26 @@ def _has(layers: Pattern, at: int) -> bool:
     return layers[at] if at < len(layers) else True
 
 
-def blocks_of(flags: Flags) -> MegatronBlocks:
-    """Return what the flags say of layers beyond the keys of a decoder."""
+def blocks_of(flags: Flags, hybrid: Hybrid | None = None) -> MegatronBlocks:
+    """Return what the flags say of layers beyond the keys of a decoder; `hybrid` are those of a hybrid model."""
     variant = flags.text("--experimental-attention-variant") or ""
     window, windowed = _window(flags), _pattern(flags, "--window-attn-skip-freq")
     if variant and variant not in VARIANTS:
         flags.doubt("--experimental-attention-variant", f"{variant} is not modelled")
-    is_sparse = variant == "dsa"
+    has_nets, is_sparse = variant == "gated_delta_net", variant == "dsa"
+    if hybrid is not None:
+        has_nets, is_sparse = (symbol in hybrid.pattern + hybrid.predicting for symbol in (NET, SPARSE))
     return MegatronBlocks(
         window=window,
         windowed=windowed if window else (),
         sinks=flags.text("--softmax-type") == "learnable",
         gate=flags.has("--attention-output-gate"),
         latent_size=flags.count("--moe-latent-size") or 0,
-        delta_net=_delta_net(flags) if variant == "gated_delta_net" else None,
+        delta_net=_delta_net(flags) if has_nets else None,
         index_heads=(flags.count("--dsa-indexer-n-heads") or 64) if is_sparse else 0,
         index_head_dim=(flags.count("--dsa-indexer-head-dim") or 128) if is_sparse else 0,
         index_topk=(flags.count("--dsa-indexer-topk") or 2048) if is_sparse else 0,
+        hybrid=hybrid,
     )
 
 

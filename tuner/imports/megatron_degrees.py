@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from hardware.io.errors import ConfigError
+from tuner.export.megatron_flags import PATTERN
 from tuner.imports.megatron_hidden import Found
 from tuner.imports.megatron_model import has_experts, noop_layers
 
@@ -39,7 +40,7 @@ def degrees_of(found: Found) -> dict[str, int]:
     except ConfigError as error:
         found.refuse(error, "cp", "up")
     try:
-        degrees["vpp"] = _chunks(found, pp, flags.count("--num-layers"))
+        degrees["vpp"] = _segments(found, pp) or _chunks(found, pp, flags.count("--num-layers"))
     except ConfigError as error:
         found.refuse(error, "vpp")
         degrees["vpp"] = None
@@ -95,6 +96,25 @@ def _context(found: Found) -> dict[str, int | None]:
             nearest=f"--hierarchical-context-parallel-sizes, for example 2 {size // 2}",
         )
     return {"cp": size // up, "up": up}
+
+
+def _segments(found: Found, pp: int | None) -> int | None:
+    """Return the number of virtual stages per pipeline rank of a hybrid model; None if its pattern has no bars.
+
+    Raises:
+        ConfigError: pp does not divide the parts between the bars.
+    """
+    if not found.segments or pp is None:
+        return None
+    found.layers = found.segments
+    if len(found.segments) % pp == 0:
+        return len(found.segments) // pp
+    raise ConfigError(
+        f"must have a multiple of {pp} parts between its bars, the number of pipeline stages; it has "
+        f"{len(found.segments)}",
+        key=found.flags.place(PATTERN),
+        value=found.flags.text(PATTERN),
+    )
 
 
 def _chunks(found: Found, pp: int | None, num_layers: int | None) -> int | None:

@@ -114,6 +114,7 @@ class Found:
         open: Degrees and keys of the job whose values could not be read, with the reason for each.
         origins: Flags that state the degrees and keys of the job, with their lines.
         layers: Number of layers of each virtual stage, or empty.
+        segments: Layers between the bars of a hybrid model's pattern, or empty.
     """
 
     flags: Flags
@@ -121,6 +122,7 @@ class Found:
     open: dict[str, str] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     layers: tuple[int, ...] = ()
+    segments: tuple[int, ...] = ()
 
     def number(self, name: str, *flags: str, default: int | None = None, minimum: int = 1) -> int | None:
         """Return the integer value of the first flag that is given, otherwise the default.

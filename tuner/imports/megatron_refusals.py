@@ -106,12 +106,10 @@ _KINDS = (
         flags=("--retro-add-retriever",),
     ),
     _Kind(
-        what="has state-space layers (Mamba, or a hybrid of Mamba and attention), whose pattern sets its own stages",
-        needs="a pattern for each candidate; `model:` of a study may list such blocks, or name a config.json",
-        programs=("pretrain_mamba", "pretrain_hybrid"),
+        what="has state-space layers that are not Mamba's",
+        needs="the sizes of their states; `model:` of a study may list the blocks that docs/models.md names",
         parts=("rwkv",),
-        flags=("--is-hybrid-model", "--hybrid-override-pattern", "--hybrid-layer-pattern", "--hybrid-attention-ratio"),
-        prefixes=("--mamba-", "--ssm-"),
+        prefixes=("--ssm-",),
     ),
     _Kind(
         what="has linear attention",

@@ -11,11 +11,14 @@ models/llama3/config_registry.py (recipes); the repository's config/training.py 
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from hardware.io.config_file import read_mapping
 from hardware.io.errors import ConfigError
 from tuner.export.torchtitan_flags import POLICY
 from tuner.imports.bash.script import Script, read_script
@@ -25,6 +28,7 @@ from tuner.imports.flags import Flag, Flags, flag_name, flags_among
 from tuner.imports.imported import Imported, LaunchCommand, Unread
 from tuner.imports.keys import Keys
 from tuner.imports.megatron import SIGNS as MEGATRON
+from tuner.imports.named_models import named_model
 from tuner.imports.optimizer_names import read_optimizer
 from tuner.imports.titan_recipe import sections_of
 from tuner.imports.torchrun import launch_of
@@ -48,23 +52,6 @@ _MODELS = {
     "deepseek_v3.671b": "deepseek-v3",
 }
 """Models in the catalog by torchtitan's name and flavor."""
-_RECIPES: dict[str, dict[str, Any]] = {
-    "llama3_8b": {
-        "training": {"seq_len": 8192, "local_batch_size": 1},
-        "activation_checkpoint": {"mode": "selective"},
-        "compile": {"enable": False},
-        "loss": {"num_chunks": 8},
-        "parallelism": {"tensor_parallel_degree": 1, "pipeline_parallel_degree": 1, "context_parallel_degree": 1},
-    },
-    "llama3_70b": {
-        "training": {"seq_len": 8192, "local_batch_size": 8},
-        "activation_checkpoint": {"mode": "full"},
-        "compile": {"enable": False},
-        "loss": {"num_chunks": 8},
-        "parallelism": {"tensor_parallel_degree": 8, "pipeline_parallel_degree": 1, "context_parallel_degree": 1},
-    },
-}
-"""Values of torchtitan's own recipes, by name (torchtitan 0.3.0 models/llama3/config_registry.py)."""
 _OTHER_MODELS = {
     "flux": "is a diffusion model of images",
     "siglip": "is a model of images",
@@ -137,12 +124,14 @@ def import_torchtitan(text: str, *, file: str = "") -> Imported:
     name = f"{keys.text('model.name', default=keys.text('module'))}.{keys.text('model.flavor')}".lower()
     named = re.sub(r"^([a-z0-9_]+?)_([0-9]+b)$", r"\1.\2", keys.text("config").lower())
     model = _MODELS.get(name) or _MODELS.get(named) or ""
+    listed = None if model else named_model("torchtitan", name, keys.text("config"))
     facts, unclear = facts_in_flags(Flags(_as_flags(keys.mapping)), ("torchtitan",), holds_more=is_recipe)
     return Imported(
         framework="torchtitan",
         runtime="torchtitan",
         facts={**facts, **facts_in_environment(command.environment if command else ())},
         model_name=model,
+        named=listed,
         job={name: value for name, value in job.items() if name not in open_keys},
         degrees={name: size for name, size in degrees.items() if name not in open_keys},
         open=open_keys,
@@ -156,7 +145,7 @@ def import_torchtitan(text: str, *, file: str = "") -> Imported:
         notes=(
             *(
                 ()
-                if model
+                if model or listed
                 else (f"{keys.text('model.flavor') or 'the model'} is not in the catalog: name it with --model",)
             ),
             *_without_flags(command),
@@ -195,10 +184,16 @@ def _is_toml(text: str) -> bool:
     return True
 
 
+@functools.cache
+def recipes() -> Mapping[str, Mapping[str, Any]]:
+    """Return the values of torchtitan's own recipes, by name and section."""
+    return read_mapping(Path(__file__).with_name("torchtitan_recipes.yaml"))
+
+
 def _with_recipe(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a script's flags over those of its recipe, if the recipe is a known one."""
     merged = dict(mapping)
-    for section, values in _RECIPES.get(str(mapping.get("config", "")).lower(), {}).items():
+    for section, values in recipes().get(str(mapping.get("config", "")).lower(), {}).items():
         given = mapping.get(section)
         merged[section] = {**values, **(given if isinstance(given, Mapping) else {})}
     return merged

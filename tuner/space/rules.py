@@ -150,6 +150,14 @@ def _explain_heads(s: Setting) -> str:
     return ", and ".join(told) or "tp*up must divide the attention heads"
 
 
+def _scans_whole_heads(s: Setting, c: Columns) -> Keep:
+    # a rank of cp*up has whole heads of a state, and whole groups of them, or one group of which others have a copy
+    ranks = c["tp"] * c["cp"] * c["up"]
+    kept = [heads % ranks == 0 for heads in s.job.model.sizes("scanned_heads")]
+    kept += [(groups % ranks == 0) | (ranks % groups == 0) for groups in s.job.model.sizes("scanned_groups")]
+    return np.asarray((c["cp"] * c["up"] == 1) | np.all([c["tp"] > 0, *kept], axis=0))
+
+
 def _kv_heads(s: Setting) -> str:
     return _joined(s.job.model.sizes("kv_heads"))
 
@@ -268,6 +276,16 @@ RULES: dict[str, Rule] = {
                 & _all_divide(s.job.model.sizes("state_heads"), c["tp"])
             ),
             reason=_explain_heads,
+        ),
+        Rule(
+            # megatron-core 0.19.2 ssm/mamba_context_parallel.py; gated_delta_net/common.py: equal parts of each section
+            name="scanned_heads",
+            needs=("tp", "cp", "up"),
+            keep=_scans_whole_heads,
+            reason=lambda s: (
+                f"tp*cp*up must divide the {_joined(s.job.model.sizes('scanned_heads'))} heads of the recurrent "
+                "mixers, which run along whole sequences, and divide their groups or be a multiple of them"
+            ),
         ),
         Rule(
             name="kv_heads",
@@ -768,7 +786,7 @@ _SHARD = ("dp_shard_within_dp", "dp_shard_holds_experts", "dp_shard_distinct")
 _LAYERS_AGAIN = ("recompute_layers_alone", "recompute_layers_distinct")
 _MEGATRON = (
     *("devices", "heads", "global_batch"),
-    *("kv_heads", "projection", "kv_heads_ulysses", "ffn", "sequence_ranks", "layers_or_layout"),
+    *("kv_heads", "projection", "kv_heads_ulysses", "scanned_heads", "ffn", "sequence_ranks", "layers_or_layout"),
     *("vpp_shortens", "vpp_two_stages", "vpp_filled", "experts", "ep_within_stage", "expert_tp_distinct"),
     *(*_FURTHER, *_LAYERS_AGAIN),
     "experts_need_sequence_parallel",

@@ -147,7 +147,7 @@ def _missing(imported: Imported, added: Added) -> Iterable[tuple[str, str]]:
         yield _option("hosts"), _told(unread, "--nnodes", "--num-nodes") or "the number of hosts is not there"
     if imported.devices_per_host is None and (why := _told(unread, "--nproc-per-node", "--num-gpus")):
         yield _option("devices_per_host"), why
-    has_model = added.model is not None or imported.model_name
+    has_model = added.model is not None or imported.model_name or imported.named is not None
     if not has_model and not imported.model:
         why = imported.open.get("model", "is not there")
         yield "--model NAME", f"the model {why}: name of the catalog, or path of a config.json or a model's YAML"

@@ -307,6 +307,8 @@ def _model(imported: Imported, added: Added, name: str, file: Path, folder: Path
         return imported.model_name, find_model(imported.model_name)
     if imported.framework == "hugging-face":
         return relative_path(file, folder), load_model(str(file), Path())
+    if imported.named is not None:
+        return "", imported.named
     known = {field.name for field in fields(Decoder)}
     assert imported.model.keys() <= known, "an importer names keys of a decoder"
     try:

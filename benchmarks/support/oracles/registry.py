@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 from benchmarks.support.oracles.deepspeed_rank import deepspeed_oracle, divisible
 from benchmarks.support.oracles.draws import LENGTHS, Edges
+from benchmarks.support.oracles.hybrids import hybrid
 from benchmarks.support.oracles.megatron_rank import megatron_oracle
 from benchmarks.support.oracles.nanotron_rank import nanotron_oracle
 from benchmarks.support.oracles.torchtitan_rank import torchtitan_oracle
@@ -59,6 +60,12 @@ FRAMEWORKS: dict[str, Framework] = {
         make=megatron_oracle,
         edges=Edges(runtimes=("megatron-core",), facts=((), (), (("sharding", "fsdp2"),))),
         known={"vpp_shortens": _SEARCHED, "layers_or_layout": _EMPTY, "fsdp2_dp_shard": _ONE_MESH},
+    ),
+    "megatron-hybrid": Framework(
+        module="megatron.core",
+        make=megatron_oracle,
+        edges=Edges(runtimes=("megatron-core",), adapt=hybrid),
+        known={"vpp_shortens": _SEARCHED, "layers_or_layout": _EMPTY},
     ),
     "nanotron": Framework(
         module="nanotron",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from costmodels.blocks.contract import AbstractBlock
 from costmodels.blocks.gated_delta_net import GatedDeltaNet
@@ -87,18 +88,20 @@ def nemotron_h(config: Config, name: str) -> ModelSpec:
     names = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
     told = {**{kind: kind for kind in names.values()}, LINEAR: "mamba", FULL: "attention"}
     found = config.words("layers_block_type", tuple(told))
-    kinds = [told[kind] for kind in found or ()]
-    if not kinds:
-        pattern = config.value("hybrid_override_pattern")
-        if not isinstance(pattern, str) or set(pattern) - set(names):
-            raise ConfigError(f"must consist of {', '.join(names)}", key="hybrid_override_pattern", value=pattern)
-        kinds = [names[letter] for letter in pattern]
+    kinds = [told[kind] for kind in found or ()] or _by_letters(config, "hybrid_override_pattern", names)
+    mtp, predicting = config.count("num_nextn_predict_layers", default=0, minimum=0), list[str]()
+    if mtp:
+        # the class's own: attention, then experts
+        listed = config.words("mtp_layers_block_type", tuple(told))
+        letters = _by_letters(config, "mtp_hybrid_override_pattern", names, default="*E")
+        predicting = [told[kind] for kind in listed or ()] or letters
+    used = {*kinds, *predicting}
     config.read.update(("num_hidden_layers", "hybrid_override_pattern", "attention_bias", "n_shared_experts", "expand"))
     config.read.update(("mtp_layers_block_type", "mtp_hybrid_override_pattern", "moe_shared_expert_overlap"))
     config.read.update(("mamba_expand", "mamba_d_conv", "mamba_num_groups", "attention_head_dim", "sliding_window"))
     hidden_size, bias = config.count("hidden_size"), config.flag("use_bias", default=False)
     blocks: dict[str, AbstractBlock] = {}
-    if "mamba" in kinds:
+    if "mamba" in used:
         blocks["mamba"] = Mamba2(
             hidden_size=hidden_size,
             num_heads=config.count("mamba_num_heads", default=128),
@@ -111,12 +114,12 @@ def nemotron_h(config: Config, name: str) -> ModelSpec:
             output_bias=bias,
             norm_size=hidden_size,
         )
-    if "attention" in kinds:
+    if "attention" in used:
         blocks["attention"] = attention(config, head_dim=128, rotary=False)
-    if "mlp" in kinds:
+    if "mlp" in used:
         has_bias = config.flag("mlp_bias", default=False)
         blocks["mlp"] = mlp(config, size=config.count("intermediate_size"), gated=False, bias=has_bias)
-    if "moe" in kinds:
+    if "moe" in used:
         shared = config.count("moe_shared_expert_intermediate_size", default=0, minimum=0)
         blocks["moe"] = experts(
             config,
@@ -128,13 +131,19 @@ def nemotron_h(config: Config, name: str) -> ModelSpec:
             shared_size=shared,
             latent_size=config.count("moe_latent_size", default=0, minimum=0),
         )
-    mtp = config.count("num_nextn_predict_layers", default=0, minimum=0)
-    predicting = config.words("mtp_layers_block_type", tuple(told)) if mtp else None
-    mtp_layer = [blocks[told[kind]] for kind in predicting or ()]
     for key in ("intermediate_size", "mlp_bias", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"):
         config.read.add(key)
     config.read.update(("moe_shared_expert_intermediate_size", "moe_latent_size", "head_dim"))
+    mtp_layer = [blocks[kind] for kind in predicting]
     return model(config, [(blocks[kind],) for kind in kinds], name=name, tied=False, mtp=mtp, mtp_layer=mtp_layer)
+
+
+def _by_letters(config: Config, key: str, names: Mapping[str, str], default: str | None = None) -> list[str]:
+    """Return the kind of every layer that a pattern names by letters."""
+    pattern = config.value(key) if default is None else config.value(key, default=default)
+    if not isinstance(pattern, str) or set(pattern) - set(names):
+        raise ConfigError(f"must consist of {', '.join(names)}", key=key, value=pattern)
+    return [names[letter] for letter in pattern]
 
 
 def granite_hybrid(config: Config, name: str) -> ModelSpec:

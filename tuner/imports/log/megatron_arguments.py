@@ -50,11 +50,10 @@ _LEFT_OUT = {
 _ONE_WORD = {"moe_layer_freq", "pipeline_model_parallel_layout", "noop_layers"}
 """Arguments whose flag takes a list as one word."""
 _POSITIONS = {"absolute": "learned_absolute", "rotary": "rope"}
-_OTHER_MODELS = {
-    "lora_target_modules": "LoRA trains few of the weights",
-    "hybrid_override_pattern": "a hybrid of attention and state-space layers",
-}
+_OTHER_MODELS = {"lora_target_modules": "LoRA trains few of the weights"}
 """Arguments of training that Meshtune has no model for."""
+_HYBRID = ("HYBRID", "MAMBA")
+"""Models whose layers are state spaces where no pattern says otherwise (pretrain_hybrid.py, pretrain_mamba.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +168,7 @@ class MegatronArguments(AbstractFinder):
                 key=f"line {self._begun.number}",
                 nearest="a log of a framework that `meshtune init` knows",
             )
-        if self._builds and self._builds.upper() not in ("GPT", "MCORE"):
+        if self._builds and self._builds.upper() not in ("GPT", "MCORE", *_HYBRID):
             raise ConfigError(
                 f"the program builds a {self._builds} model, and Meshtune knows decoders only",
                 nearest="a model of its own by --from-hugging-face, or a study file written by hand",
@@ -215,6 +214,8 @@ class MegatronArguments(AbstractFinder):
             put("recompute_granularity", "full")
             if method is not None:
                 put("recompute_method", method)
+        if self._builds.upper() in _HYBRID:
+            put("is_hybrid_model", "True")
         if re.fullmatch(r"-1|None", self._value("first_k_dense_replace") or "-1"):
             found.pop("first_k_dense_replace", None)
         if self._value("normalization") == "rmsnorm":  # so spelled by Megatron-DeepSpeed

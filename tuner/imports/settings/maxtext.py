@@ -24,6 +24,7 @@ from tuner.imports.bash.script import Script, read_script
 from tuner.imports.imported import Doubt, Imported, LaunchCommand, Unread
 from tuner.imports.keys import Keys
 from tuner.imports.model_names import catalog_model
+from tuner.imports.named_models import named_model
 from tuner.imports.optimizer_names import read_optimizer
 from tuner.imports.settings.command import command_with_settings
 from tuner.imports.settings.words import Item, known_values, merged, overrides_among, unknown_values
@@ -163,6 +164,8 @@ def _described(given: Mapping[str, Any], unknown: Mapping[str, str]) -> Imported
         stages = keys.count("num_pipeline_microbatches") if keys.value("num_pipeline_microbatches") != -1 else None
         rounds *= stages or degrees["pp"]
     model_name, model = _model(keys, given, unread)
+    sized = _sizes_among(given)
+    listed = None if model or model_name or sized else named_model("maxtext", keys.text("model_name"))
     optimizer, why = read_optimizer("maxtext", keys.text("opt_type"))
     if why:
         opened["optimizer"] = f"opt_type: {why}"
@@ -180,6 +183,7 @@ def _described(given: Mapping[str, Any], unknown: Mapping[str, str]) -> Imported
         runtime="maxtext",
         model=model,
         model_name=model_name,
+        named=listed,
         job={name: value for name, value in job.items() if name not in opened},
         degrees={name: size for name, size in degrees.items() if name not in opened},
         open={name: why for name, why in opened.items() if name != "sequence_length"},
@@ -189,7 +193,7 @@ def _described(given: Mapping[str, Any], unknown: Mapping[str, str]) -> Imported
         unread=tuple(unread),
         doubts=tuple(doubts),
         notes=()
-        if model or model_name
+        if model or model_name or listed
         else (f"the model {keys.text('model_name') or 'of the file'} is not in the catalog: name it with --model",),
     )
 
@@ -300,11 +304,15 @@ def _recompute(keys: Keys, unread: list[Unread]) -> str:
     return "selective"
 
 
+def _sizes_among(given: Mapping[str, Any]) -> set[str]:
+    return {key for key in given if key.startswith("base_")} - {"base_config", "base_output_directory"}
+
+
 def _model(keys: Keys, given: Mapping[str, Any], unread: list[Unread]) -> tuple[str, dict[str, Any]]:
     """Return the model's name in the catalog, or its fields where the settings state its sizes."""
     name = keys.text("model_name", default="default")
     known = catalog_model(name)
-    sizes = {key for key in given if key.startswith("base_")} - {"base_config", "base_output_directory"}
+    sizes = _sizes_among(given)
     if (known and not sizes) or (name != "default" and not sizes):
         return known, {}
     scale = keys.value("global_parameter_scale")

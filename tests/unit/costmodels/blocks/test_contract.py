@@ -41,7 +41,8 @@ LATENT = {"num_heads": 16, "kv_lora_rank": 96, "qk_nope_head_dim": 32, "qk_rope_
 FEW = {"num_experts": 16, "top_k": 4, "ffn_size": 256}
 PRODUCTS = (OpKind.MATMUL, OpKind.GROUPED_MATMUL)
 MODULES = (("core_attn",), ("mlp",), ("moe",), ("layernorm", "moe_act", "shared_experts"), ("mla_up_proj", "core_attn"))
-ROLES = {"heads", "kv_heads", "state_heads", "projection", "ffn", "experts", "expert_ffn", "top_k"}
+ROLES = {"heads", "kv_heads", "state_heads", "scanned_heads", "scanned_groups", "projection", "ffn", "experts"}
+ROLES |= {"expert_ffn", "top_k"}
 PLAIN = replace(find_runtime("megatron-core"), vocabulary_multiple=1)
 
 

@@ -10,6 +10,7 @@ from costmodels.blocks.experts import slots_per_expert
 from costmodels.job.parallel_config import DEGREES, RECOMPUTE_MODES, ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
 from hardware.io.errors import ConfigError
+from tests.support.settings.mixed_models import MIXED, STATES, WHOLE
 from tests.support.settings.small_spaces import (
     OPENED,
     RUNTIME_OF,
@@ -390,6 +391,35 @@ def test_fsdp2_of_megatron_runs_neither_pipelines_nor_expert_parallelism(rule_se
         assert all(row[pp] == row[ep] == 1 and row[stage] > 1 for row in rows_of(enumerate_space(fsdp2, options)[0]))
 
 
+def with_model(setting_and_options, model):
+    """The same job of another model."""
+    setting, options = setting_and_options
+    return replace(setting, job=replace(setting.job, model=model)), options
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "tp", "cp", "up"),
+    [
+        *((16, 8, 1, 2, 1), (16, 8, 2, 4, 1), (16, 8, 2, 2, 2), (16, 8, 1, 16, 1), (12, 4, 1, 3, 1), (12, 4, 2, 3, 1)),
+        *((12, 2, 1, 6, 1), (12, 2, 1, 1, 4), (12, 6, 1, 4, 1), (12, 6, 3, 4, 1), (24, 6, 2, 4, 1), (24, 6, 2, 6, 2)),
+    ],
+)
+def test_states_are_dealt_as_megatron_deals_them(heads, groups, tp, cp, up):
+    """Ranks of a sequence have whole heads, and whole groups or copies of one, as megatron-core's own class asserts.
+
+    Source: megatron-core 0.19.2 ssm/mamba_context_parallel.py, of which the loop below has the conditions.
+    """
+    state = replace(STATES, num_heads=heads, num_groups=groups)
+    model = replace(MIXED, layers=((WHOLE,), (state,)))
+    setting, options = with_model(setting_of("megatron", devices_per_host=tp * cp * up), model)
+    broken = broken_rules(setting, options, ParallelConfig(tp=tp, cp=cp, up=up))
+
+    of_tp, ranks = groups // tp, cp * up
+    is_whole = heads // tp % ranks == 0
+    is_dealt = ranks % of_tp == 0 if of_tp < ranks else of_tp % ranks == 0
+    assert ("scanned_heads" not in broken) == (is_whole and is_dealt)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rule_set", RULE_SETS)
 def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
@@ -425,6 +455,7 @@ def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
         (setting_of(rule_set, **FSDP2 | {"job": {"zero_stage": 3, "precision": "fp16"}}), ()),
         (setting_of(rule_set, devices_per_host=8, job={"optimizer": "muon"}), ("zero_stage",)),
         (setting_of(rule_set, job={"recompute_layers": 1}, runtime={"recompute_modes": RECOMPUTE_MODES}), OPENED),
+        (with_model(setting_of(rule_set, devices_per_host=6, batch=12, sequence_length=48), MIXED), ()),
     ]
     zero, split = (varieties[0][0][0].job.zero_stage, varieties[0][0][0].runtime.sequence_parallel)
     usual = {"zero_stage": zero, "sequence_parallel": split}

@@ -176,9 +176,8 @@ def test_a_log_that_begins_too_late_is_refused():
         (printed(tensor_model_parallel_size=3), "must be a multiple of pp"),
         (printed() + "building BERT model ...\n", "builds a BERT model"),
         (printed(lora_target_modules=["linear_qkv"]), "lora_target_modules"),
-        (printed(hybrid_override_pattern="M-M*"), "hybrid_override_pattern"),
     ],
-    ids=["empty", "foreign", "cut off", "another program", "world size", "bert", "lora", "hybrid"],
+    ids=["empty", "foreign", "cut off", "another program", "world size", "bert", "lora"],
 )
 def test_what_cannot_be_read_is_refused(text, message):
     """Each refusal says what was seen, with its line where there is one."""
