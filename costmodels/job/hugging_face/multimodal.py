@@ -1,12 +1,17 @@
-"""Model types with a vision or audio tower beside a language model, which alone is read."""
+"""Model types with a vision or audio tower beside a language model.
+
+The language model is read, and of the towers those whose work is known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from costmodels.job.hugging_face.config import Config
+from costmodels.job.hugging_face.towers import vision_tower
 from costmodels.job.model_spec import ModelSpec
+from costmodels.job.tower import TowerWork
 from hardware.io.errors import ConfigError
 
 Read = Callable[[Config], ModelSpec]
@@ -37,3 +42,20 @@ def language_model(config: Config, read: Read, *, text_type: str, tied: bool | N
     except ConfigError as error:
         raise error.under("text_config") from None
     return replace(found, left_out=(*found.left_out, *towers))
+
+
+def with_towers(config: Config, model: ModelSpec, works: Mapping[str, TowerWork]) -> ModelSpec:
+    """Return a multimodal model with the towers whose work is known.
+
+    Raises:
+        ConfigError: The model has no such tower, or it cannot be read.
+    """
+    found, left_out = list(model.towers), list(model.left_out)
+    for name, work in works.items():
+        word = f"{name} tower"
+        if word not in left_out:
+            rule = "is a tower that the model has not"
+            raise ConfigError(rule, key=f"towers.{name}", nearest="leave it out")
+        found.append(vision_tower(config, work, text_hidden=model.hidden_size))
+        left_out.remove(word)
+    return replace(model, towers=tuple(found), left_out=tuple(left_out))
