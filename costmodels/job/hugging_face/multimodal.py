@@ -55,7 +55,7 @@ def with_towers(config: Config, model: ModelSpec, works: Mapping[str, TowerWork]
         word = f"{name} tower"
         if word not in left_out:
             rule = "is a tower that the model has not"
-            raise ConfigError(rule, key=f"towers.{name}", nearest="leave it out")
+            raise ConfigError(rule, key=f"job.towers.{name}", nearest="leave it out")
         found.append(vision_tower(config, work, text_hidden=model.hidden_size))
         left_out.remove(word)
     return replace(model, towers=tuple(found), left_out=tuple(left_out))

@@ -59,12 +59,12 @@ def vision_tower(config: Config, work: TowerWork, *, text_hidden: int) -> Tower:
     reader = _TOWERS.get(str(kind))
     if reader is None or model_type not in _PROJECTIONS:
         rule = "is a tower that is not read"
-        raise ConfigError(rule, key="vision_config.model_type", value=kind, nearest="leave `towers` out")
+        raise ConfigError(rule, key="vision_config.model_type", value=kind, nearest="leave `job.towers` out")
     try:
         steps = reader(vision, work)
         vision.check_rest()
     except ConfigError as error:
-        raise error if (error.key or "").startswith("towers") else error.under("vision_config") from None
+        raise error if (error.key or "").startswith("job.") else error.under("vision_config") from None
     steps = [*steps, *_PROJECTIONS[model_type](config, vision, steps[-1], text_hidden)]
     return Tower(
         name="vision",
@@ -105,7 +105,7 @@ def _square_patches(config: Config, work: TowerWork, *, further: int = 0) -> int
     patches = (_side(config, "image_size") // _side(config, "patch_size")) ** 2
     if work.patches not in (None, patches):
         rule = "must be left out, or what image_size and patch_size give"
-        raise ConfigError(rule, key="towers.vision.patches", value=work.patches, nearest=str(patches))
+        raise ConfigError(rule, key="job.towers.vision.patches", value=work.patches, nearest=str(patches))
     return patches + further
 
 
@@ -117,10 +117,10 @@ def _any_patches(work: TowerWork, merged: int = 1) -> int:
     """
     if work.patches is None:
         rule = "is required: images of this tower have any size"
-        raise ConfigError(rule, key="towers.vision.patches")
+        raise ConfigError(rule, key="job.towers.vision.patches")
     if work.patches % merged:
         nearest = str(max(1, round(work.patches / merged)) * merged)
-        raise ConfigError(f"must be a multiple of {merged}", key="towers.vision.patches", value=work.patches, nearest=nearest)
+        raise ConfigError(f"must be a multiple of {merged}", key="job.towers.vision.patches", value=work.patches, nearest=nearest)
     return work.patches
 
 
@@ -268,7 +268,9 @@ def _clip(config: Config, work: TowerWork) -> _Steps:
     config.read.update(("projection_dim", "vocab_size"))  # of the part for texts
     return [
         _Step(
-            blocks=[Projection(inputs=values, outputs=width, table=(tokens + 1) * width)], width=width, tokens=tokens
+            blocks=[Projection(inputs=values, outputs=width, table=(tokens + 1) * width)],
+            width=width,
+            tokens=tokens - 1,
         ),
         _layers(
             width,
@@ -326,7 +328,9 @@ def _llama4(config: Config, work: TowerWork) -> _Steps:
     config.read.update(("vision_output_dim", "vision_feature_select_strategy", "multi_modal_projector_bias"))
     return [
         _Step(
-            blocks=[Projection(inputs=values, outputs=width, table=(tokens + 1) * width)], width=width, tokens=tokens
+            blocks=[Projection(inputs=values, outputs=width, table=(tokens + 1) * width)],
+            width=width,
+            tokens=tokens - 1,
         ),
         _layers(
             width,
@@ -392,7 +396,7 @@ def _internvl(config: Config, work: TowerWork) -> _Steps:
         ),
     )
     embedding = Projection(inputs=values, outputs=width, bias=True, table=(rows + 2 * has_norm) * width)
-    return [_Step(blocks=[embedding], width=width, tokens=tokens), layers]
+    return [_Step(blocks=[embedding], width=width, tokens=tokens - 1), layers]
 
 
 def _glm4v(config: Config, work: TowerWork) -> _Steps:
@@ -521,7 +525,7 @@ def _of_mistral3(config: Config, vision: Config, last: _Step, text_hidden: int) 
 def _merged(tokens: int, merged: int) -> int:
     if tokens % merged:
         rule, nearest = f"must be a multiple of {merged}", str(max(1, round(tokens / merged)) * merged)
-        raise ConfigError(rule, key="towers.vision.patches", value=tokens, nearest=nearest)
+        raise ConfigError(rule, key="job.towers.vision.patches", value=tokens, nearest=nearest)
     return tokens // merged
 
 
