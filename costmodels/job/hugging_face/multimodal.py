@@ -28,7 +28,8 @@ def language_model(config: Config, read: Read, *, text_type: str, tied: bool | N
         text_type: Model type of the language model, where its keys do not state one.
         tied: Default of the whole model for tie_word_embeddings, where it is another than the language model's.
     """
-    text = config.under("text_config")
+    is_flat = not config.has("text_config") and config.has("hidden_size")  # files of earlier versions
+    text = Config(mapping=_without_towers(config)) if is_flat else config.under("text_config")
     mapping = {"model_type": text_type, **text.mapping}
     # the whole model says whether its head is tied (transformers 5)
     if "tie_word_embeddings" in config.mapping:
@@ -40,8 +41,12 @@ def language_model(config: Config, read: Read, *, text_type: str, tied: bool | N
     try:
         found = read(Config(mapping=mapping))
     except ConfigError as error:
-        raise error.under("text_config") from None
+        raise error if is_flat else error.under("text_config") from None
     return replace(found, left_out=(*found.left_out, *towers))
+
+
+def _without_towers(config: Config) -> dict[str, object]:
+    return {key: value for key, value in config.mapping.items() if key != "model_type" and key not in _TOWERS}
 
 
 def with_towers(config: Config, model: ModelSpec, works: Mapping[str, TowerWork]) -> ModelSpec:

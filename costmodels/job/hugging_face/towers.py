@@ -56,6 +56,8 @@ def vision_tower(config: Config, work: TowerWork, *, text_hidden: int) -> Tower:
     assert isinstance(model_type, str), "the reader of this type was found"
     vision = config.under("vision_config")
     kind = vision.value("model_type", default=_DEFAULT_TOWER.get(model_type, ""))
+    if model_type not in _ANY_TOWER:  # its class has one kind of tower, whatever the file calls it
+        kind = _DEFAULT_TOWER.get(model_type, kind)
     reader = _TOWERS.get(str(kind))
     if reader is None or model_type not in _PROJECTIONS:
         rule = "is a tower that is not read"
@@ -488,6 +490,9 @@ _DEFAULT_TOWER = {
     "qwen3_vl_moe": "qwen3_vl_moe_vision",
 }
 """Type of vision_config that each model type has by default."""
+
+_ANY_TOWER = ("gemma3", "llava", "mistral3")
+"""Model types whose files choose the type of the tower."""
 
 
 # Projections
