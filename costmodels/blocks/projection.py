@@ -1,6 +1,6 @@
 """Product of tokens with one matrix, with a norm of its input or an activation of its output.
 
-Towers begin with one, which makes tokens of patches, and end with some, which give tokens the width of the language model
+Towers begin with one, which makes tokens of patches, and end with some, which give tokens the language model's width
 (Dosovitskiy et al. 2021, arXiv 2010.11929, equation 1; Liu et al. 2023, LLaVA, arXiv 2304.08485, section 4.1).
 """
 

@@ -122,7 +122,9 @@ def _any_patches(work: TowerWork, merged: int = 1) -> int:
         raise ConfigError(rule, key="job.towers.vision.patches")
     if work.patches % merged:
         nearest = str(max(1, round(work.patches / merged)) * merged)
-        raise ConfigError(f"must be a multiple of {merged}", key="job.towers.vision.patches", value=work.patches, nearest=nearest)
+        raise ConfigError(
+            f"must be a multiple of {merged}", key="job.towers.vision.patches", value=work.patches, nearest=nearest
+        )
     return work.patches
 
 
@@ -161,7 +163,9 @@ def _check_words(config: Config, **known: object) -> None:
     """
     for key, value in known.items():
         if config.value(key, default=value) != value:
-            raise ConfigError("has another value than the one that is read", key=key, value=config.value(key), nearest=str(value))
+            raise ConfigError(
+                "has another value than the one that is read", key=key, value=config.value(key), nearest=str(value)
+            )
 
 
 _Steps = list[_Step]
@@ -308,10 +312,7 @@ def _pixtral(config: Config, work: TowerWork) -> _Steps:
             number=config.count("num_hidden_layers", default=24),
             attention=_attention(width, heads, width),
             mlp=DenseMlp(
-                hidden_size=width,
-                ffn_size=config.count("intermediate_size", default=4096),
-                gated=True,
-                norm_size=width,
+                hidden_size=width, ffn_size=config.count("intermediate_size", default=4096), gated=True, norm_size=width
             ),
             first_norm=True,
         ),
@@ -414,10 +415,7 @@ def _glm4v(config: Config, work: TowerWork) -> _Steps:
         tokens,
         number=config.count("depth", default=24),
         attention=_attention(
-            width,
-            config.count("num_heads", default=12),
-            width,
-            qkv_bias=config.flag("attention_bias", default=False),
+            width, config.count("num_heads", default=12), width, qkv_bias=config.flag("attention_bias", default=False)
         ),
         # the gated MLP of a layer has the width of the model behind the tower
         mlp=DenseMlp(hidden_size=width, ffn_size=outputs, gated=True, norm_size=width),

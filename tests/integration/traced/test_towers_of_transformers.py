@@ -5,9 +5,10 @@ import math
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the comparison needs torch: pip install 'meshtune[torch]'")
+pytest.importorskip("torch", reason="the comparison needs torch: pip install 'meshtune[torch]'")
 pytest.importorskip("transformers", reason="the comparison needs transformers")
 
+import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForImageTextToText
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -28,7 +29,10 @@ SIDE = 16
 """Patches along each side of an image of any size."""
 
 WHOLE = {
-    **{name: {} for name in ("gemma3", "internvl", "kimi_k25", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")},
+    **{
+        name: {}
+        for name in ("gemma3", "internvl", "kimi_k25", "llava", "mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+    },
     # the default of the class cannot be built: its projection expects another width
     "llama4": {"vision_config": {"hidden_size": 1408, "vision_output_dim": 4096, "image_size": 336}},
     "glm4v_moe": {"text_config": {"head_dim": 128}},
@@ -69,7 +73,10 @@ def pixels(model_type, config, images):
     vision = config.vision_config
     if model_type == "mistral3":
         side = SIDE * vision.patch_size
-        return {"pixel_values": torch.randn(images, 3, side, side), "image_sizes": torch.tensor([[side, side]] * images)}
+        return {
+            "pixel_values": torch.randn(images, 3, side, side),
+            "image_sizes": torch.tensor([[side, side]] * images),
+        }
     if model_type not in ANY_SIZE:
         side = vision.image_size if isinstance(vision.image_size, int) else vision.image_size[0]
         return {"pixel_values": torch.randn(images, 3, side, side)}

@@ -38,11 +38,7 @@ _SQUARE = {
 }
 
 SMALL = {
-    "gemma3": {
-        "text_config": TEXT,
-        "mm_tokens_per_image": 16,
-        "vision_config": {**_SQUARE, "vision_use_head": False},
-    },
+    "gemma3": {"text_config": TEXT, "mm_tokens_per_image": 16, "vision_config": {**_SQUARE, "vision_use_head": False}},
     "glm4v_moe": {
         "text_config": {
             **TEXT,
@@ -54,7 +50,10 @@ SMALL = {
         },
         "vision_config": {**_QWEN, "image_size": 112},
     },
-    "internvl": {"text_config": {"model_type": "qwen2", **TEXT}, "vision_config": {**_SQUARE, "image_size": [112, 112]}},
+    "internvl": {
+        "text_config": {"model_type": "qwen2", **TEXT},
+        "vision_config": {**_SQUARE, "image_size": [112, 112]},
+    },
     "kimi_k25": {
         "text_config": _LATENT,
         "projection_hidden_size": 64,

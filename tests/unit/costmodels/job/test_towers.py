@@ -121,7 +121,7 @@ def test_models_of_the_catalog_and_of_our_files_have_no_towers(tmp_path):
     (tmp_path / "own.yaml").write_text("hidden_size: 64\n")
 
     for name in ("llama3-8b", "own.yaml"):
-        with pytest.raises(ConfigError, match="needs a config.json of a multimodal model"):
+        with pytest.raises(ConfigError, match=r"needs a config\.json of a multimodal model"):
             load_model(name, tmp_path, {"vision": WORK})
 
 

@@ -86,9 +86,8 @@ def test_frozen_towers_run_forward_alone():
     """No operator of the backward pass belongs to a part that is not trained; those of its projection stay."""
     job, runtime = SETTINGS[False].job, SETTINGS[False].runtime
     backward = {one.block for one in step_operators(job, runtime, grid_of(ParallelConfig())) if one.phase == "backward"}
-    parts = {
-        name: part for name, part in zip(job.model.block_names, job.model.blocks, strict=True) if part in job.model.towers[0].parts
-    }
+    named = zip(job.model.block_names, job.model.blocks, strict=True)
+    parts = {name: part for name, part in named if part in job.model.towers[0].parts}
 
     assert {name for name, part in parts.items() if part.trained} == parts.keys() & backward
     plain, frozen, trained = (seconds(SETTINGS[each], ParallelConfig(dp=16)) for each in (None, False, True))
@@ -108,7 +107,7 @@ def test_the_first_stage_alone_holds_the_tower():
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_frozen_weights_have_no_gradients_and_no_states(tp):
-    """Each rank of tp holds the whole tower; only the projection's 18 bytes a parameter are more than its weight's 2."""
+    """Each rank of tp holds the whole tower; but for weights, only the projection's parameters need memory."""
     config = grid_of(ParallelConfig(tp=tp, dp=16 // tp, zero_stage=0))
     of_projection = sum(part.parameters for part in TOWER.parts[-8:])
     plain, frozen, trained = (estimate_memory(SETTINGS[each], config).parts_bytes for each in (None, False, True))
