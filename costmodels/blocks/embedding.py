@@ -22,6 +22,8 @@ class Embedding(AbstractBlock):
         hidden_size: Width of a token.
         vocab_size: Rows of the token table.
         learned_positions: Rows of the position table; 0 without one.
+        token_types: Rows of a table of parts of a text, to which tokens belong (BERT); 0 without one.
+        norm_size: Parameters of a norm of the sum (BERT); 0 without.
     """
 
     kind: ClassVar[str] = "embedding"
@@ -30,6 +32,8 @@ class Embedding(AbstractBlock):
     hidden_size: int
     vocab_size: int
     learned_positions: int = 0
+    token_types: int = 0
+    norm_size: int = 0
 
     @property
     def table(self) -> int:
@@ -42,17 +46,22 @@ class Embedding(AbstractBlock):
         return self.learned_positions * self.hidden_size
 
     @property
+    def _copied(self) -> int:
+        return self.positions + self.token_types * self.hidden_size + self.norm_size
+
+    @property
     def parameters(self) -> int:
-        """Parameters of both tables."""
-        return self.table + self.positions
+        """Parameters of the tables and the norm."""
+        return self.table + self._copied
 
     def held(self, degrees: Degrees) -> HeldParameters:
         """Return the parameters of one rank [n]: tp divides the token table (Shoeybi et al. 2019, section 3)."""
-        return HeldParameters(dense=self.table / degrees.tp.astype(np.float64) + self.positions)
+        return HeldParameters(dense=self.table / degrees.tp.astype(np.float64) + self._copied)
 
     def operators(self, build: OperatorBuilder) -> list[Operator]:
-        """Return the lookup."""
-        return build.elementwise("lookup", build.context.tokens * self.hidden_size, 2, 3)
+        """Return the lookup and the norm."""
+        lookup = build.elementwise("lookup", build.context.tokens * self.hidden_size, 2, 3)
+        return lookup + (build.norm(self.hidden_size) if self.norm_size else [])
 
     def memory(self, tally: Tally) -> BlockMemory:
         """Return that nothing is kept; the table's gradient counts apart (costmodels/step/memory)."""

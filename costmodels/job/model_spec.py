@@ -345,9 +345,11 @@ class ModelSpec:
         """
         every = [*self.layers, *(self.prediction for _ in range(self.num_mtp_layers))]
         counted = [block for layer in every for block in layer]
-        matrices = sum(block.active_parameters for block in counted) + self.head.norm_size
+        matrices = sum(block.active_parameters for block in counted) + self.head.copied
         mixing = float(sum(block.mixing_flops(sequence_length) for block in counted))
-        heads = (1 + self.num_mtp_layers) * self.head.table
+        heads: float = (1 + self.num_mtp_layers) * self.head.table
+        if self.head.is_pooled:
+            heads = heads / sequence_length
         return 6 * (matrices + heads) + 3 * mixing
 
 

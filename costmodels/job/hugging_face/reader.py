@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from costmodels.job.hugging_face import decoders, experts, recurrent, windowed
+from costmodels.job.hugging_face import decoders, encoders, experts, recurrent, windowed
 from costmodels.job.hugging_face.config import Config
 from costmodels.job.hugging_face.multimodal import language_model, with_towers
 from costmodels.job.model_spec import ModelSpec, plain_model
@@ -73,6 +73,7 @@ def _gemma3_windows(config: Config, spec: ModelSpec) -> ModelSpec:
 
 READERS: dict[str, Reader] = {
     "bamba": recurrent.bamba,
+    "bert": encoders.bert,
     "deepseek_v2": _plain(decoders.deepseek),
     "deepseek_v3": _plain(decoders.deepseek_v3),
     "deepseek_v32": experts.deepseek_sparse,
@@ -115,6 +116,7 @@ READERS: dict[str, Reader] = {
     "mistral3": _multimodal("mistral"),
     "mistral4": experts.mistral4,
     "mixtral": _plain(decoders.mixtral, windowed.with_window),
+    "modernbert": encoders.modernbert,
     "nemotron_h": recurrent.nemotron_h,
     "olmo2": windowed.olmo,
     "olmo3": windowed.olmo,
@@ -134,8 +136,10 @@ READERS: dict[str, Reader] = {
     "qwen3_vl_moe": _multimodal("qwen3_vl_moe_text"),
     "qwen3_vl_moe_text": experts.qwen3_vl_moe_text,
     "qwen3_vl_text": _plain(decoders.qwen3_vl_text),
+    "roberta": encoders.bert,
     "seed_oss": windowed.seed_oss,
     "smollm3": windowed.smollm3,
+    "vit": encoders.vit,
 }
 """Reader of each `model_type`."""
 

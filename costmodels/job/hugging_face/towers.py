@@ -88,7 +88,7 @@ def vision_tower(config: Config, work: TowerWork, *, text_hidden: int) -> Tower:
 # Parts that several towers share.
 
 
-def _side(config: Config, key: str, default: int | None = None) -> int:
+def square_side(config: Config, key: str, default: int | None = None) -> int:
     """Return the side of a square that a key gives once or for both directions."""
     value = config.value(key, default) if default is not None else config.value(key)
     if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
@@ -104,11 +104,16 @@ def _square_patches(config: Config, work: TowerWork, *, further: int = 0) -> int
     Raises:
         ConfigError: The study says another number.
     """
-    patches = (_side(config, "image_size") // _side(config, "patch_size")) ** 2
+    patches = square_patches(config)
     if work.patches not in (None, patches):
         rule = "must be left out, or what image_size and patch_size give"
         raise ConfigError(rule, key="job.towers.vision.patches", value=work.patches, nearest=str(patches))
     return patches + further
+
+
+def square_patches(config: Config, *, side: int | None = None, patch: int | None = None) -> int:
+    """Return the patches of an image of the size that a config.json states, with the defaults of its class."""
+    return (square_side(config, "image_size", side) // square_side(config, "patch_size", patch)) ** 2
 
 
 def _any_patches(work: TowerWork, merged: int = 1) -> int:
@@ -176,7 +181,7 @@ _Steps = list[_Step]
 
 def _qwen2_5(config: Config, work: TowerWork) -> _Steps:
     """Read the tower of Qwen2.5-VL: attention inside windows in most layers, gated MLPs, no table of positions."""
-    width, side = config.count("hidden_size"), _side(config, "patch_size")
+    width, side = config.count("hidden_size"), square_side(config, "patch_size")
     merged = config.count("spatial_merge_size", default=2) ** 2
     tokens, depth = _any_patches(work, merged), config.count("depth", default=32)
     values = config.count("in_channels", default=3) * config.count("temporal_patch_size", default=2) * side**2
@@ -203,7 +208,7 @@ def _qwen2_5(config: Config, work: TowerWork) -> _Steps:
 
 def _qwen3(config: Config, work: TowerWork) -> _Steps:
     """Read the tower of Qwen3-VL: a table of positions, and further mergers of earlier layers' values."""
-    width, side = config.count("hidden_size", default=1152), _side(config, "patch_size", 16)
+    width, side = config.count("hidden_size", default=1152), square_side(config, "patch_size", 16)
     merged = config.count("spatial_merge_size", default=2) ** 2
     tokens = _any_patches(work, merged)
     values = config.count("in_channels", default=3) * config.count("temporal_patch_size", default=2) * side**2
@@ -242,7 +247,7 @@ def _siglip(config: Config, work: TowerWork) -> _Steps:
     """Read SigLIP: a table of positions, a last norm, and perhaps a head that pools all tokens into one."""
     width, tokens = config.count("hidden_size"), _square_patches(config, work)
     heads, inner = config.count("num_attention_heads"), config.count("intermediate_size")
-    values = config.count("num_channels", default=3) * _side(config, "patch_size") ** 2
+    values = config.count("num_channels", default=3) * square_side(config, "patch_size") ** 2
     mlp = DenseMlp(hidden_size=width, ffn_size=inner, gated=False, bias=True, norm_size=2 * width)
     steps = [
         _Step(
@@ -270,7 +275,7 @@ def _siglip(config: Config, work: TowerWork) -> _Steps:
 def _clip(config: Config, work: TowerWork) -> _Steps:
     """Read CLIP: a token of the whole image, a table of positions, norms before the first and behind the last layer."""
     width, tokens = config.count("hidden_size"), _square_patches(config, work, further=1)
-    values = config.count("num_channels", default=3) * _side(config, "patch_size") ** 2
+    values = config.count("num_channels", default=3) * square_side(config, "patch_size") ** 2
     config.read.update(("projection_dim", "vocab_size"))  # of the part for texts
     return [
         _Step(
@@ -302,7 +307,7 @@ def _pixtral(config: Config, work: TowerWork) -> _Steps:
     """Read Pixtral's tower: a decoder's layers without a mask."""
     width, heads = config.count("hidden_size", default=1024), config.count("num_attention_heads", default=16)
     tokens = _any_patches(work)
-    values = config.count("num_channels", default=3) * _side(config, "patch_size", 16) ** 2
+    values = config.count("num_channels", default=3) * square_side(config, "patch_size", 16) ** 2
     config.read.update(("image_size", "head_dim", "vocab_size"))  # the largest image; computed; of nothing
     return [
         _Step(blocks=[Projection(inputs=values, outputs=width)], width=width, tokens=tokens),
@@ -322,7 +327,7 @@ def _pixtral(config: Config, work: TowerWork) -> _Steps:
 def _llama4(config: Config, work: TowerWork) -> _Steps:
     """Read the tower of Llama 4, whose tokens are shuffled into fewer and pass an MLP of its own."""
     width, tokens = config.count("hidden_size", default=768), _square_patches(config, work, further=1)
-    values = config.count("num_channels", default=3) * _side(config, "patch_size", 14) ** 2
+    values = config.count("num_channels", default=3) * square_side(config, "patch_size", 14) ** 2
     merged = _inverse(config, "pixel_shuffle_ratio") ** 2
     inner, outputs = config.count("intermediate_size", default=5632), config.count("projector_output_dim", default=4096)
     if inner != width * merged or config.count("projector_input_dim", default=4096) != outputs:
@@ -369,7 +374,7 @@ def _internvl(config: Config, work: TowerWork) -> _Steps:
     """Read the tower of InternVL: scaled layers, a token of the whole image, and a table of positions."""
     width, heads = config.count("hidden_size", default=1024), config.count("num_attention_heads", default=16)
     tokens = _square_patches(config, work, further=1)
-    values = config.count("num_channels", default=3) * _side(config, "patch_size", 14) ** 2
+    values = config.count("num_channels", default=3) * square_side(config, "patch_size", 14) ** 2
     _check_words(config, use_mask_token=False)
     norm_size = width if config.value("norm_type", default="layer_norm") == "rms_norm" else 2 * width
     # each of the two scales of a layer is one more vector beside its norm
@@ -404,11 +409,11 @@ def _internvl(config: Config, work: TowerWork) -> _Steps:
 
 def _glm4v(config: Config, work: TowerWork) -> _Steps:
     """Read the tower of GLM-4.5V: gated MLPs, a table of positions, and tokens that a convolution merges."""
-    width, side = config.count("hidden_size", default=1536), _side(config, "patch_size", 14)
+    width, side = config.count("hidden_size", default=1536), square_side(config, "patch_size", 14)
     merged = config.count("spatial_merge_size", default=2) ** 2
     tokens, inner = _any_patches(work, merged), config.count("intermediate_size", default=13_696)
     values = config.count("in_channels", default=3) * config.count("temporal_patch_size", default=2) * side**2
-    table = (_side(config, "image_size", 336) // side) ** 2 * width
+    table = (square_side(config, "image_size", 336) // side) ** 2 * width
     outputs = config.count("out_hidden_size", default=4096)
     layers = _layers(
         width,
@@ -439,7 +444,7 @@ def _kimi(config: Config, work: TowerWork) -> _Steps:
     width, heads = config.count("hidden_size", default=1152), config.count("num_attention_heads", default=16)
     kernel = config.numbers("merge_kernel_size", [2, 2])
     tokens = _any_patches(work, math.prod(kernel))
-    values = 3 * _side(config, "patch_size", 14) ** 2
+    values = 3 * square_side(config, "patch_size", 14) ** 2
     table = config.count("pos_emb_height", default=64) * config.count("pos_emb_width", default=64) * width
     config.read.add("pos_emb_time")  # sines, which are no parameters
     layers = _layers(

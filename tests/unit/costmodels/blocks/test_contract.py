@@ -131,6 +131,14 @@ EXAMPLES = {
     "embedding with positions": Example(
         block=Embedding(hidden_size=H, vocab_size=8192, learned_positions=1024), vectors=(8192 + 1024) * H
     ),
+    "embedding with types and a norm": Example(
+        block=Embedding(hidden_size=H, vocab_size=8192, learned_positions=512, token_types=2, norm_size=2 * H),
+        vectors=(8192 + 512 + 2 + 2) * H,
+    ),
+    "head with a product before it": Example(
+        block=Head(**OWN, vocab_size=8192, has_table=True, bias=True, norms=2.0, transform_size=H * H + H),
+        vectors=8192 + 2 * H + H,
+    ),
     "head": Example(block=Head(**OWN, vocab_size=8192, has_table=True), vectors=H),
     "tied head": Example(block=Head(**OWN, vocab_size=8192, has_table=False), vectors=H - 8192 * H),
     "projection": Example(block=Projection(inputs=768, outputs=H), vectors=0),
