@@ -44,17 +44,20 @@ def describe_model(model: ModelSpec) -> dict[str, Any]:
     return found if model.decoder is None else found | {"decoder": asdict(model.decoder)}
 
 
-_LATER = ("token_types", "norms", "transform_size", "is_pooled")
-"""Sizes of ends that earlier versions had not: at their defaults they are left out, as those versions wrote them."""
+_LATER = {
+    "attention": ("distance_table",),
+    "embedding": ("token_types", "norm_size"),
+    "head": ("norms", "transform_size", "is_pooled"),
+}
+"""Sizes that earlier versions had not, by kind: at their defaults they are left out, as those versions wrote blocks."""
 
 
 def _sizes_of(block: AbstractBlock) -> dict[str, Any]:
     assert is_dataclass(block), "a kind of block is a dataclass of its sizes"
-    found = asdict(block)
-    if isinstance(block, Embedding | Head):
-        plain = {field.name: field.default for field in fields(block)}
-        later = (*_LATER, *(("norm_size",) if isinstance(block, Embedding) else ()))
-        found = {name: value for name, value in found.items() if name not in later or value != plain[name]}
+    found, later = asdict(block), _LATER.get(block.kind, ())
+    for field in fields(block):
+        if field.name in later and found[field.name] == field.default:
+            del found[field.name]
     return found
 
 

@@ -78,12 +78,17 @@ CHANGED: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_experts": 1},
         {"expert_layer_period": 3, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_conv_bias": False},
     ),
-    "bert": ({"num_hidden_layers": 3, "type_vocab_size": 1, "max_position_embeddings": 1024, "num_attention_heads": 8},),
+    "bert": (
+        {"num_hidden_layers": 3, "type_vocab_size": 1, "max_position_embeddings": 1024, "num_attention_heads": 8},
+    ),
     "modernbert": (
         {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True},
         {"tie_word_embeddings": False, "decoder_bias": False, "num_hidden_layers": 5, "layer_types": None},
     ),
-    "roberta": ({"tie_word_embeddings": False, "intermediate_size": 1024},),
+    "roberta": ({"intermediate_size": 1024},),
+    "t5": (
+        {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 4, "d_kv": 32, "relative_attention_num_buckets": 16},
+    ),
     "vit": ({"qkv_bias": False, "image_size": 384, "num_labels": 1000}, {"patch_size": 14, "num_channels": 1}),
     "bamba": ({"attn_layer_indices": [3, 9], "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True},),
     "lfm2": (

@@ -1,12 +1,15 @@
-"""Encoders: BERT and its kin with the head that fills in masked words, and ViT with the head that says a class.
+"""Encoders: BERT and its kin with the head that fills in masked words, ViT with the head that says a class, and T5.
 
-Every query sees all keys. The original layers have their norms behind attention and MLP, which are as many as before them.
+Every query of an encoder sees all keys. The original layers have their norms behind attention and MLP, which are as many as before them.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from costmodels.blocks.attention import Attention
 from costmodels.blocks.contract import AbstractBlock
+from costmodels.blocks.cross_attention import CrossAttention
 from costmodels.blocks.dense_mlp import DenseMlp
 from costmodels.blocks.embedding import Embedding
 from costmodels.blocks.head import Head
@@ -23,18 +26,17 @@ FULL = Mask(causal=False)
 
 
 def bert(config: Config, name: str) -> ModelSpec:
-    """Read BERT or RoBERTa, as it is trained to fill in masked words.
-
-    Where tables are untied, transformers' BERT has a second bias of the logits, which nothing reads and which is left out.
-    """
+    """Read BERT or RoBERTa, as it is trained to fill in masked words."""
     _check_head(config, "ForMaskedLM")
     for key in ("is_decoder", "add_cross_attention"):
         if config.flag(key, default=False):
             raise ConfigError("must be false: encoders alone are read", key=key, value=True)
     _check_positions(config)
     width, vocab_size = config.count("hidden_size", default=768), config.count("vocab_size")
-    heads, is_tied = config.count("num_attention_heads", default=12), config.flag("tie_word_embeddings", default=True)
-    norm_size = 2 * width
+    if not config.flag("tie_word_embeddings", default=True):
+        rule = "must be true, as in every published model: without it transformers keeps two biases of the logits"
+        raise ConfigError(rule, key="tie_word_embeddings", value=False)
+    heads, norm_size = config.count("num_attention_heads", default=12), 2 * width
     attention = Attention(
         hidden_size=width,
         num_heads=heads,
@@ -52,7 +54,7 @@ def bert(config: Config, name: str) -> ModelSpec:
         name=name,
         source=f"config.json of {name}",
         hidden_size=width,
-        tied_embeddings=is_tied,
+        tied_embeddings=True,
         norm="layer",
         layers=((attention, mlp),) * config.count("num_hidden_layers", default=12),
         embedding=Embedding(
@@ -65,7 +67,7 @@ def bert(config: Config, name: str) -> ModelSpec:
         head=Head(
             hidden_size=width,
             vocab_size=vocab_size,
-            has_table=not is_tied,
+            has_table=False,
             norm_size=norm_size,
             bias=True,
             transform_size=width * width + width,
@@ -164,14 +166,55 @@ def vit(config: Config, name: str) -> ModelSpec:
         # a row for each position, and the token of the whole image
         embedding=Embedding(hidden_size=width, vocab_size=0, learned_positions=tokens + 1),
         head=Head(
-            hidden_size=width,
-            vocab_size=len(labels),
-            has_table=True,
-            norm_size=norm_size,
-            bias=True,
-            is_pooled=True,
+            hidden_size=width, vocab_size=len(labels), has_table=True, norm_size=norm_size, bias=True, is_pooled=True
         ),
         remarks=(f"a sequence of {name} is an image: job.sequence_length is {tokens}, its patches and one token more",),
+    )
+
+
+def t5(config: Config, name: str) -> ModelSpec:
+    """Read T5: the layers of its encoder, and behind them those of its decoder, which attend to the encoder too.
+
+    Both have `sequence_length` tokens. Tables of distances stand in the first layer of each.
+    """
+    _check_head(config, "ForConditionalGeneration")
+    width, heads, size = config.count("d_model"), config.count("num_heads"), config.count("d_kv", default=64)
+    kind = config.value("feed_forward_proj", default="relu")
+    if not isinstance(kind, str):
+        raise ConfigError("must be text", key="feed_forward_proj", value=kind)
+    config.read.update(("relative_attention_max_distance", "num_hidden_layers", "num_attention_heads", "hidden_size"))
+    config.read.update(("head_dim", "is_encoder_decoder", "is_gated_act", "tie_word_embeddings", "n_positions"))
+    config.read.update(("scale_decoder_outputs", "output_past"))
+    number = config.first_count("num_layers", "num_hidden_layers")
+    number_behind = config.count("num_decoder_layers", default=number)
+    sizes = {"hidden_size": width, "num_heads": heads, "num_kv_heads": heads, "head_dim": size, "norm_size": width}
+    table = config.count("relative_attention_num_buckets", default=32) * heads
+    inner = config.count("d_ff")
+    mlp = DenseMlp(hidden_size=width, ffn_size=inner, gated=kind.startswith("gated-"), norm_size=width)
+    both = Attention(**sizes, rotary=False, mask=FULL)
+    causal, cross = Attention(**sizes, rotary=False), CrossAttention(**sizes)
+
+    def of_layer(attention: Attention, layer: int) -> Attention:
+        return attention if layer else replace(attention, distance_table=table)
+
+    encoder = [
+        (of_layer(both, layer), replace(mlp, norms=2.0) if layer == number - 1 else mlp) for layer in range(number)
+    ]
+    decoder = [(of_layer(causal, layer), cross, mlp) for layer in range(number_behind)]
+    vocab_size = config.count("vocab_size", default=32_128)
+    return ModelSpec(
+        name=name,
+        source=f"config.json of {name}",
+        hidden_size=width,
+        tied_embeddings=True,  # transformers 5 ties them whatever the file says
+        norm="rms",
+        layers=(*encoder, *decoder),
+        embedding=Embedding(hidden_size=width, vocab_size=vocab_size),
+        head=Head(hidden_size=width, vocab_size=vocab_size, has_table=False, norm_size=width),
+        remarks=(
+            f"encoder and decoder of {name} are both priced with job.sequence_length tokens; the encoder's results, which"
+            " pipeline stages hand on to the decoder's layers, are not counted",
+        ),
     )
 
 

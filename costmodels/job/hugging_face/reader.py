@@ -139,6 +139,7 @@ READERS: dict[str, Reader] = {
     "roberta": encoders.bert,
     "seed_oss": windowed.seed_oss,
     "smollm3": windowed.smollm3,
+    "t5": encoders.t5,
     "vit": encoders.vit,
 }
 """Reader of each `model_type`."""

@@ -12,6 +12,7 @@ import costmodels.blocks
 from costmodels.blocks.attention import Attention
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.contract import AbstractBlock
+from costmodels.blocks.cross_attention import CrossAttention
 from costmodels.blocks.dense_mlp import DenseMlp
 from costmodels.blocks.embedding import Embedding
 from costmodels.blocks.experts import Experts
@@ -68,6 +69,13 @@ EXAMPLES = {
     "attention to a window": Example(block=Attention(**OWN, **HEADS, mask=Mask(window=256)), vectors=H),
     "attention to chunks": Example(block=Attention(**OWN, **HEADS, mask=Mask(chunk=512), rotary=False), vectors=H),
     "attention to all": Example(block=Attention(**OWN, **HEADS, mask=Mask(causal=False)), vectors=H),
+    "attention with a table of distances": Example(
+        block=Attention(**OWN, **HEADS, distance_table=32 * 16, rotary=False), vectors=H + 32 * 16
+    ),
+    "cross attention": Example(block=CrossAttention(**OWN, **HEADS), vectors=H),
+    "cross attention with biases": Example(
+        block=CrossAttention(**OWN, **HEADS, bias=True), vectors=H + (1024 + 2 * 512) + H
+    ),
     "latent attention": Example(block=LatentAttention(**OWN, **LATENT, q_lora_rank=128), vectors=H + 128 + 96),
     "latent attention of whole queries": Example(
         block=LatentAttention(**OWN, **LATENT, down_bias=True, output_bias=True, rotary=False),

@@ -53,7 +53,21 @@ VIT = {
     "patch_size": 16,
     "id2label": {str(at): f"class {at}" for at in range(1000)},
 }
-ALL = {"bert": BERT, "roberta": ROBERTA, "modernbert": MODERNBERT, "vit": VIT}
+T5 = {
+    "model_type": "t5",
+    "architectures": ["T5ForConditionalGeneration"],
+    "d_ff": 3072,
+    "d_kv": 64,
+    "d_model": 768,
+    "is_encoder_decoder": True,
+    "n_positions": 512,
+    "num_heads": 12,
+    "num_layers": 12,
+    "output_past": True,
+    "relative_attention_num_buckets": 32,
+    "vocab_size": 32128,
+}
+ALL = {"bert": BERT, "roberta": ROBERTA, "modernbert": MODERNBERT, "vit": VIT, "t5": T5}
 
 
 def read(mapping):
@@ -63,8 +77,15 @@ def read(mapping):
 
 @pytest.mark.parametrize(
     ("name", "published"),
-    # bert-base-uncased, roberta-base and ModernBERT-base with their heads for masked words; torchvision's vit_b_16
-    [("bert", 109_514_298), ("roberta", 124_697_433), ("modernbert", 149_655_232), ("vit", 86_567_656)],
+    # bert-base-uncased, roberta-base and ModernBERT-base with their heads for masked words; torchvision's vit_b_16; and
+    # t5-base
+    [
+        ("bert", 109_514_298),
+        ("roberta", 124_697_433),
+        ("modernbert", 149_655_232),
+        ("vit", 86_567_656),
+        ("t5", 222_903_552),
+    ],
 )
 def test_published_encoders_have_the_published_parameters(name, published):
     """To the last parameter, and as many once the model comes back from JSON."""
@@ -82,6 +103,14 @@ def test_windows_of_modernbert_have_half_their_size_on_either_side():
     assert masks[1].share(6400.0) == pytest.approx(128 / 6400, rel=0.01)
 
 
+def test_decoders_of_t5_attend_to_the_encoder():
+    """Twelve layers see all tokens; behind them twelve see earlier tokens, and all of the encoder's."""
+    kinds = [[block.label for block in layer] for layer in read(T5).layers]
+
+    assert kinds == [["full_attention", "dense_mlp"]] * 12 + [["attention", "cross_attention", "dense_mlp"]] * 12
+    assert "both priced with job.sequence_length tokens" in read(T5).remarks[0]
+
+
 def test_a_class_has_one_row_of_logits_for_each_image():
     """Model FLOPs count the classifier once a sequence; of masked words, all tokens have logits."""
     vit, bert = read(VIT), read(BERT)
@@ -96,6 +125,7 @@ def test_a_class_has_one_row_of_logits_for_each_image():
 @pytest.mark.parametrize(
     ("change", "told"),
     [
+        ({"tie_word_embeddings": False}, "must be true"),
         ({"is_decoder": True}, "is_decoder = True: must be false"),
         ({"architectures": ["BertForPreTraining"]}, "is read with the head ForMaskedLM alone"),
         ({"position_embedding_type": "relative_key"}, "must be absolute"),
