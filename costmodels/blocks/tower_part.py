@@ -1,9 +1,9 @@
 """Part of a tower: a block over the tokens of images, at a width and a number of tokens of its own.
 
 A tower stands on the first stage, beside the embedding whose result it fills in, and every rank of tp, cp and up runs
-all of it on the images of its micro-batch: frameworks take transformers' own module (ms-swift
-swift/megatron/model/mm_gpts/utils.py on megatron-core models/huggingface/module.py). So nothing of it is cut or sent, it stays in 16 bits beside
-products of 8, and what the job recomputes are the layers of the language model.
+all of it on the images of its micro-batch: frameworks take transformers' own module (megatron-core
+models/huggingface/module.py; ms-swift swift/megatron/model/mm_gpts/utils.py). So nothing of it is cut or sent, it stays
+in 16 bits beside products of 8, and what the job recomputes are the layers of the language model.
 
 Letters: u unique shape rows.
 """

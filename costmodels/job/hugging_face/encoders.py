@@ -1,6 +1,7 @@
 """Encoders: BERT and its kin with the head that fills in masked words, ViT with the head that says a class, and T5.
 
-Every query of an encoder sees all keys. The original layers have their norms behind attention and MLP, which are as many as before them.
+Every query of an encoder sees all keys. The original layers have their norms behind attention and MLP, as many as others
+have before them.
 """
 
 from __future__ import annotations
@@ -212,8 +213,8 @@ def t5(config: Config, name: str) -> ModelSpec:
         embedding=Embedding(hidden_size=width, vocab_size=vocab_size),
         head=Head(hidden_size=width, vocab_size=vocab_size, has_table=False, norm_size=width),
         remarks=(
-            f"encoder and decoder of {name} are both priced with job.sequence_length tokens; the encoder's results, which"
-            " pipeline stages hand on to the decoder's layers, are not counted",
+            f"encoder and decoder of {name} are both priced with job.sequence_length tokens; what pipeline stages hand on"
+            " of the encoder's results to the decoder's layers is not counted",
         ),
     )
 
