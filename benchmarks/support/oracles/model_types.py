@@ -89,6 +89,7 @@ CHANGED: dict[str, tuple[dict[str, Any], ...]] = {
     "t5": (
         {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 4, "d_kv": 32, "relative_attention_num_buckets": 16},
     ),
+    "kimi_linear": ({"linear_num_heads": 16, "q_lora_rank": 512, "n_shared_experts": 2, "num_hidden_layers": 6},),
     "vit": ({"qkv_bias": False, "image_size": 384, "num_labels": 1000}, {"patch_size": 14, "num_channels": 1}),
     "bamba": ({"attn_layer_indices": [3, 9], "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True},),
     "lfm2": (

@@ -1,7 +1,7 @@
 """Encoders: BERT and its kin with the head that fills in masked words, ViT with the head that says a class, and T5.
 
-Every query of an encoder sees all keys. The original layers have their norms behind attention and MLP, as many as others
-have before them.
+Every query of an encoder sees all keys. The original layers have their norms behind attention and MLP, as many as
+others have before them.
 """
 
 from __future__ import annotations
@@ -188,12 +188,14 @@ def t5(config: Config, name: str) -> ModelSpec:
     config.read.update(("scale_decoder_outputs", "output_past"))
     number = config.first_count("num_layers", "num_hidden_layers")
     number_behind = config.count("num_decoder_layers", default=number)
-    sizes = {"hidden_size": width, "num_heads": heads, "num_kv_heads": heads, "head_dim": size, "norm_size": width}
     table = config.count("relative_attention_num_buckets", default=32) * heads
     inner = config.count("d_ff")
     mlp = DenseMlp(hidden_size=width, ffn_size=inner, gated=kind.startswith("gated-"), norm_size=width)
-    both = Attention(**sizes, rotary=False, mask=FULL)
-    causal, cross = Attention(**sizes, rotary=False), CrossAttention(**sizes)
+    causal = Attention(
+        hidden_size=width, num_heads=heads, num_kv_heads=heads, head_dim=size, norm_size=width, rotary=False
+    )
+    both = replace(causal, mask=FULL)
+    cross = CrossAttention(hidden_size=width, num_heads=heads, num_kv_heads=heads, head_dim=size, norm_size=width)
 
     def of_layer(attention: Attention, layer: int) -> Attention:
         return attention if layer else replace(attention, distance_table=table)
@@ -213,8 +215,8 @@ def t5(config: Config, name: str) -> ModelSpec:
         embedding=Embedding(hidden_size=width, vocab_size=vocab_size),
         head=Head(hidden_size=width, vocab_size=vocab_size, has_table=False, norm_size=width),
         remarks=(
-            f"encoder and decoder of {name} are both priced with job.sequence_length tokens; what pipeline stages hand on"
-            " of the encoder's results to the decoder's layers is not counted",
+            f"encoder and decoder of {name} are both priced with job.sequence_length tokens; what pipeline stages hand"
+            " on of the encoder's results is not counted",
         ),
     )
 

@@ -100,6 +100,7 @@ READERS: dict[str, Reader] = {
     "jamba": recurrent.jamba,
     "kimi_k25": _multimodal("deepseek_v3", tied=True),
     "kimi_k2": _plain(decoders.deepseek_v3),
+    "kimi_linear": recurrent.kimi_linear,
     "lfm2": recurrent.lfm2,
     "lfm2_moe": recurrent.lfm2,
     "llama": _plain(decoders.llama),

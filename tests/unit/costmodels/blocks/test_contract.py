@@ -13,6 +13,7 @@ from costmodels.blocks.attention import Attention
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.contract import AbstractBlock
 from costmodels.blocks.cross_attention import CrossAttention
+from costmodels.blocks.delta_attention import DeltaAttention
 from costmodels.blocks.dense_mlp import DenseMlp
 from costmodels.blocks.embedding import Embedding
 from costmodels.blocks.experts import Experts
@@ -93,6 +94,9 @@ EXAMPLES = {
     "sparse latent attention to an earlier choice": Example(
         block=SparseLatentAttention(**OWN, **LATENT, index_heads=0, index_head_dim=32, mask=Mask(window=256)),
         vectors=H + 96,
+    ),
+    "delta attention": Example(
+        block=DeltaAttention(**OWN, num_heads=16, head_dim=32), vectors=H + 4 * 3 * 16 * 32 + 16 * 32 + 16 + 32
     ),
     "gated delta net": Example(
         block=GatedDeltaNet(
