@@ -46,7 +46,7 @@ def describe_model(model: ModelSpec) -> dict[str, Any]:
 
 _LATER = {
     "attention": ("distance_table",),
-    "embedding": ("token_types", "norm_size"),
+    "embedding": ("token_types", "norm_size", "layer_inputs", "layer_vocab_size", "layer_norm_size"),
     "head": ("norms", "transform_size", "is_pooled"),
 }
 """Sizes that earlier versions had not, by kind: at their defaults they are left out, as those versions wrote blocks."""

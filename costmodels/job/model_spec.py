@@ -346,6 +346,7 @@ class ModelSpec:
         every = [*self.layers, *(self.prediction for _ in range(self.num_mtp_layers))]
         counted = [block for layer in every for block in layer]
         matrices = sum(block.active_parameters for block in counted) + self.head.copied
+        matrices += self.embedding.multiplied
         mixing = float(sum(block.mixing_flops(sequence_length) for block in counted))
         heads: float = (1 + self.num_mtp_layers) * self.head.table
         if self.head.is_pooled:

@@ -90,6 +90,11 @@ CHANGED: dict[str, tuple[dict[str, Any], ...]] = {
         {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 4, "d_kv": 32, "relative_attention_num_buckets": 16},
     ),
     "kimi_linear": ({"linear_num_heads": 16, "q_lora_rank": 512, "n_shared_experts": 2, "num_hidden_layers": 6},),
+    "gemma4_text": (
+        {"num_kv_shared_layers": 10, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 128},
+        {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
+        {"num_kv_shared_layers": 18, "attention_bias": True, "vocab_size_per_layer_input": 1000},
+    ),
     "vit": ({"qkv_bias": False, "image_size": 384, "num_labels": 1000}, {"patch_size": 14, "num_channels": 1}),
     "bamba": ({"attn_layer_indices": [3, 9], "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True},),
     "lfm2": (

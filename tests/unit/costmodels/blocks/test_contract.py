@@ -147,6 +147,10 @@ EXAMPLES = {
         block=Embedding(hidden_size=H, vocab_size=8192, learned_positions=512, token_types=2, norm_size=2 * H),
         vectors=(8192 + 512 + 2 + 2) * H,
     ),
+    "embedding with inputs of layers": Example(
+        block=Embedding(hidden_size=H, vocab_size=8192, layer_inputs=512, layer_vocab_size=1024, layer_norm_size=64),
+        vectors=8192 * H + 1024 * 512 + 64,
+    ),
     "head with a product before it": Example(
         block=Head(**OWN, vocab_size=8192, has_table=True, bias=True, norms=2.0, transform_size=H * H + H),
         vectors=8192 + 2 * H + H,
