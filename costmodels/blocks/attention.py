@@ -42,6 +42,8 @@ class Attention(AbstractBlock):
         gate_size: Outputs of a gate that scales the heads' results: one for each element, one for each head, or 0 for
             none (Qwen3-Next; Qiu et al. 2025, arXiv 2505.06708).
         sinks: Whether each head has a learned logit that no value belongs to (gpt-oss; Xiao et al. 2023).
+        distance_table: Parameters of a learned bias of scores by the distance of a query and a key (Raffel et al. 2020,
+            T5); 0 without.
         mask: Mask.
         norms: Norms over the hidden size that belong to the block.
         norm_size: Parameters of one such norm.
@@ -61,6 +63,7 @@ class Attention(AbstractBlock):
     rotary: bool = True
     gate_size: int = 0
     sinks: bool = False
+    distance_table: int = 0
     mask: Mask = field(default_factory=Mask)
     norms: float = 1.0
     norm_size: int
@@ -85,7 +88,7 @@ class Attention(AbstractBlock):
         width = self.q_size + self.kv_projections * self.kv_size + self.gate_size
         inputs = self.hidden_size * width + (width if self.qkv_bias else 0)
         output = self.q_size * self.hidden_size + (self.hidden_size if self.output_bias else 0)
-        return inputs + output + self.qk_norm_size + (self.num_heads if self.sinks else 0)
+        return inputs + output + self.qk_norm_size + (self.num_heads if self.sinks else 0) + self.distance_table
 
     @property
     def parameters(self) -> int:

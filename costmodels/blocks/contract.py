@@ -28,11 +28,13 @@ class HeldParameters:
         dense: Weights that all ranks of a stage's `weights` group share.
         expert: Weights that the `expert_weights` group shares.
         one_expert: Those of one expert.
+        frozen: Further weights that no step changes, which have no gradients and no states.
     """
 
     dense: FloatArray
     expert: FloatArray | float = 0.0
     one_expert: FloatArray | float = 0.0
+    frozen: FloatArray | float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

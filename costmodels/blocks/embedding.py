@@ -22,6 +22,12 @@ class Embedding(AbstractBlock):
         hidden_size: Width of a token.
         vocab_size: Rows of the token table.
         learned_positions: Rows of the position table; 0 without one.
+        token_types: Rows of a table of parts of a text, to which tokens belong (BERT); 0 without one.
+        norm_size: Parameters of a norm of the sum (BERT); 0 without.
+        layer_inputs: Width of further values of a token for all layers together, which are the sum of a row of a table
+            of their own and of a product of the token's values, normalised (Gemma 3n and 4); 0 without.
+        layer_vocab_size: Rows of that table.
+        layer_norm_size: Parameters of that norm.
     """
 
     kind: ClassVar[str] = "embedding"
@@ -30,6 +36,11 @@ class Embedding(AbstractBlock):
     hidden_size: int
     vocab_size: int
     learned_positions: int = 0
+    token_types: int = 0
+    norm_size: int = 0
+    layer_inputs: int = 0
+    layer_vocab_size: int = 0
+    layer_norm_size: int = 0
 
     @property
     def table(self) -> int:
@@ -42,17 +53,40 @@ class Embedding(AbstractBlock):
         return self.learned_positions * self.hidden_size
 
     @property
+    def multiplied(self) -> int:
+        """Parameters that a product multiplies."""
+        return self.hidden_size * self.layer_inputs
+
+    @property
+    def _cut(self) -> int:
+        return self.table + self.layer_vocab_size * self.layer_inputs + self.multiplied
+
+    @property
+    def _copied(self) -> int:
+        return self.positions + self.token_types * self.hidden_size + self.norm_size + self.layer_norm_size
+
+    @property
     def parameters(self) -> int:
-        """Parameters of both tables."""
-        return self.table + self.positions
+        """Parameters of the tables, the product and the norms."""
+        return self._cut + self._copied
 
     def held(self, degrees: Degrees) -> HeldParameters:
-        """Return the parameters of one rank [n]: tp divides the token table (Shoeybi et al. 2019, section 3)."""
-        return HeldParameters(dense=self.table / degrees.tp.astype(np.float64) + self.positions)
+        """Return the parameters of one rank [n]: tp divides the tables of tokens (Shoeybi et al. 2019, section 3)."""
+        return HeldParameters(dense=self._cut / degrees.tp.astype(np.float64) + self._copied)
 
     def operators(self, build: OperatorBuilder) -> list[Operator]:
-        """Return the lookup."""
-        return build.elementwise("lookup", build.context.tokens * self.hidden_size, 2, 3)
+        """Return the lookups, the norm, and the product for the layers' inputs with its norm."""
+        tokens = build.context.tokens
+        found = build.elementwise("lookup", tokens * self.hidden_size, 2, 3)
+        if self.norm_size:
+            found += build.norm(self.hidden_size)
+        if self.layer_inputs:
+            inputs = self.layer_inputs / build.context.degrees.tp
+            found += build.elementwise("layer_lookup", tokens * inputs, 2, 3)
+            found += build.matmul("layer_inputs", tokens, self.hidden_size, inputs)
+            # the norm, and the sum with what was looked up
+            found += build.elementwise("layer_sum", tokens * inputs, 5, 5)
+        return found
 
     def memory(self, tally: Tally) -> BlockMemory:
         """Return that nothing is kept; the table's gradient counts apart (costmodels/step/memory)."""

@@ -36,6 +36,7 @@ class Family(StrEnum):
     MIXER = "mixer"
     MLP = "mlp"
     EXPERTS = "experts"
+    TOWER = "tower"
     EMBEDDING = "embedding"
     HEAD = "head"
 

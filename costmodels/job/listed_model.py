@@ -38,8 +38,11 @@ from hardware.io.errors import ConfigError, did_you_mean
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 NotNegative = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
-ENDS = ("embedding", "head", "prediction_join", "traced_experts", "traced_mixer", "traced_mlp")
-"""Kinds of blocks that no file lists: the file's other keys or a trace make them."""
+ENDS = (
+    *("embedding", "head", "prediction_join", "projection", "tower_part"),
+    *("traced_experts", "traced_mixer", "traced_mlp"),
+)
+"""Kinds of blocks that no file lists: the file's other keys, a config.json or a trace make them."""
 
 OF_THE_MODEL = ("hidden_size", "norm_size")
 """Sizes of a block that the model gives."""

@@ -14,6 +14,7 @@ from costmodels.job.decoder import Decoder
 from costmodels.job.hugging_face.reader import model_from_hugging_face
 from costmodels.job.listed_model import listed_model, lists_blocks
 from costmodels.job.model_spec import ModelSpec, plain_model
+from costmodels.job.tower import TowerWork
 from costmodels.job.traced_model import model_of_trace
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
@@ -40,18 +41,20 @@ def find_model(name: str) -> ModelSpec:
     return read_model_file(_CATALOG_DIR / f"{name}.yaml")
 
 
-def load_model(reference: str, base_dir: Path) -> ModelSpec:
+def load_model(reference: str, base_dir: Path, towers: Mapping[str, TowerWork] | None = None) -> ModelSpec:
     """Find or read the model that a study names.
 
     Args:
         reference: Name in the catalog, or a path, relative to `base_dir`, to YAML with the fields of Decoder as keys,
             to a config.json, or to the directory that holds one. A catalog name wins over a file of the same name.
         base_dir: Directory of the file that names the model.
+        towers: Work of the towers of a multimodal model, by their names.
 
     Raises:
-        ConfigError: there is no such model or file, or the file cannot work.
+        ConfigError: there is no such model or file, the file cannot work, or the model has no such towers.
     """
     if reference in model_names():
+        _check_towers(towers, reference)
         return find_model(reference)
     path = _path_of(reference, base_dir)
     if path is not None and path == base_dir / reference and not path.exists():
@@ -59,7 +62,7 @@ def load_model(reference: str, base_dir: Path) -> ModelSpec:
         nearest = did_you_mean(path.name, siblings) if siblings else "check the path"
         raise ConfigError("no such file", key="model", value=reference, nearest=nearest)
     if path is not None:
-        return read_model_file(path)
+        return read_model_file(path, towers)
     rule = "is neither a model of the catalog nor a YAML or config.json file"
     raise ConfigError(rule, key="model", value=reference, nearest=did_you_mean(reference, model_names()))
 
@@ -106,14 +109,21 @@ def _path_of(reference: str, base_dir: Path) -> Path | None:
         return None
 
 
-def read_model_file(path: Path) -> ModelSpec:
+def _check_towers(towers: Mapping[str, TowerWork] | None, model: str) -> None:
+    if towers:
+        rule = f"needs a config.json of a multimodal model, and the model is {model}"
+        raise ConfigError(rule, key="job.towers", nearest="leave it out")
+
+
+def read_model_file(path: Path, towers: Mapping[str, TowerWork] | None = None) -> ModelSpec:
     """Read the model in one file: a `.json` as a Hugging Face configuration, anything else as YAML of ours.
 
     The model takes its name from the file, or from the directory if the file is called config.json.
     """
     mapping = read_mapping(path)
     if path.suffix == ".json":
-        return model_from_hugging_face(mapping, name=_name_of(path), file=str(path))
+        return model_from_hugging_face(mapping, name=_name_of(path), file=str(path), towers=towers)
+    _check_towers(towers, path.stem)
     return _model_from_yaml(mapping, name=path.stem, file=str(path))
 
 

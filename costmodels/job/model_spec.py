@@ -25,6 +25,7 @@ from costmodels.blocks.mask import Mask
 from costmodels.blocks.operator import LAYER_FAMILIES, Family
 from costmodels.blocks.prediction_join import PredictionJoin
 from costmodels.job.decoder import Decoder
+from costmodels.job.tower import Tower
 from hardware.arrays import FloatArray, IntArray
 from hardware.io.errors import ConfigError
 
@@ -66,6 +67,7 @@ class ModelSpec:
         num_mtp_layers: Multi-token prediction modules, each with a layer like the last one (DeepSeek-V3, arXiv
             2412.19437, section 2.2).
         mtp_layer: Blocks of the layer of a prediction module, if it is not like the last one.
+        towers: Towers beside the layers, on the first stage.
         left_out: Parts of the model that are not priced, for notes.
         remarks: Sentences about how the model was read, for notes.
         decoder: Keys of the model if it is a plain decoder, or would be one without the masks of its attention.
@@ -82,6 +84,7 @@ class ModelSpec:
     head: Head
     num_mtp_layers: int = 0
     mtp_layer: Layer = ()
+    towers: tuple[Tower, ...] = ()
     left_out: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     decoder: Decoder | None = None
@@ -111,7 +114,7 @@ class ModelSpec:
     @cached_property
     def is_plain(self) -> bool:
         """Whether the keys of a plain decoder say all of the model."""
-        return self.decoder is not None and self.layers == self.decoder.layers()
+        return self.decoder is not None and not self.towers and self.layers == self.decoder.layers()
 
     @property
     def masks(self) -> tuple[Mask, ...]:
@@ -154,7 +157,10 @@ class ModelSpec:
     @cached_property
     def _hash(self) -> int:
         return hash(
-            (self.name, self.source, self.layers, self.embedding, self.head, self.num_mtp_layers, self.mtp_layer)
+            (
+                *(self.name, self.source, self.layers, self.embedding, self.head),
+                *(self.num_mtp_layers, self.mtp_layer, self.towers),
+            )
         )
 
     # Blocks and pieces
@@ -170,10 +176,10 @@ class ModelSpec:
 
     @cached_property
     def blocks(self) -> tuple[AbstractBlock, ...]:
-        """Distinct blocks [B]: mixers, MLPs, experts, and the ends."""
-        every = [block for layer in (*self.layers, self.prediction) for block in layer]
-        distinct = list(dict.fromkeys(every))
-        order = (*LAYER_FAMILIES, Family.HEAD)
+        """Distinct blocks [B]: mixers, MLPs, experts, parts of towers, and the ends."""
+        rows: list[Layer] = [*self.layers, *(tower.parts for tower in self.towers), self.prediction]
+        distinct = list(dict.fromkeys(block for row in rows for block in row))
+        order = (*LAYER_FAMILIES, Family.TOWER, Family.HEAD)
         in_layers = sorted(distinct, key=lambda block: order.index(block.family))
         return (*(block for block in in_layers if block != self.head), self.embedding, self.head)
 
@@ -199,7 +205,7 @@ class ModelSpec:
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
-        """Pieces [P]: kinds of layers, those with experts last, a prediction module, the embedding and the head."""
+        """Pieces [P]: kinds of layers, those with experts last, towers, a prediction module, embedding and head."""
         place = {block: at for at, block in enumerate(self.blocks)}
         kinds = sorted(dict.fromkeys(self.layers), key=_has_experts)
         named = [_name_of(kind) for kind in kinds]
@@ -209,11 +215,20 @@ class ModelSpec:
             same = sum(piece.name.partition(" #")[0] == told for piece in found)
             unique = f"{told} #{same + 1}" if same else told
             found.append(Piece(name=unique, blocks=tuple(place[block] for block in kind), is_layer=True))
+        for tower in self.towers:
+            parts = tuple(place[part] for part in tower.parts)
+            found.append(Piece(name=f"{tower.name} tower", blocks=parts, is_layer=False))
         if self.prediction:
             blocks = tuple(place[block] for block in self.prediction)
             found.append(Piece(name="prediction module", blocks=blocks, is_layer=True))
         ends = {"embedding": len(self.blocks) - 2, "head": len(self.blocks) - 1}
         return (*found, *(Piece(name=name, blocks=(at,), is_layer=False) for name, at in ends.items()))
+
+    @cached_property
+    def tower_pieces(self) -> list[int]:
+        """Positions in `pieces` of the towers."""
+        first = len(self.pieces) - 2 - bool(self.prediction) - len(self.towers)
+        return list(range(first, first + len(self.towers)))
 
     @cached_property
     def piece_of_layer(self) -> IntArray:
@@ -315,7 +330,8 @@ class ModelSpec:
         return sum(block.active_parameters for block in self._main_blocks())
 
     def _main_blocks(self) -> list[AbstractBlock]:
-        return [*(block for layer in self.layers for block in layer), self.embedding, self.head]
+        rows: list[Layer] = [*self.layers, *(tower.parts for tower in self.towers)]
+        return [*(block for row in rows for block in row), self.embedding, self.head]
 
     def model_flops_per_token(self, sequence_length: float) -> float:
         """Return the model FLOPs of one token's forward and backward pass, 6 N + 12 L h s, as `mfu` counts them.
@@ -329,9 +345,12 @@ class ModelSpec:
         """
         every = [*self.layers, *(self.prediction for _ in range(self.num_mtp_layers))]
         counted = [block for layer in every for block in layer]
-        matrices = sum(block.active_parameters for block in counted) + self.head.norm_size
+        matrices = sum(block.active_parameters for block in counted) + self.head.copied
+        matrices += self.embedding.multiplied
         mixing = float(sum(block.mixing_flops(sequence_length) for block in counted))
-        heads = (1 + self.num_mtp_layers) * self.head.table
+        heads: float = (1 + self.num_mtp_layers) * self.head.table
+        if self.head.is_pooled:
+            heads = heads / sequence_length
         return 6 * (matrices + heads) + 3 * mixing
 
 

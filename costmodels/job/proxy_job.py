@@ -63,7 +63,7 @@ def with_layers(model: ModelSpec, layers: int) -> ModelSpec:
     if model.is_plain:
         return decoder
     masks = model.masks
-    return decoder.with_masks([masks[at] for at in _sample(model.num_layers, layers)])
+    return replace(decoder, towers=model.towers).with_masks([masks[at] for at in _sample(model.num_layers, layers)])
 
 
 def planned_layers(model: ModelSpec) -> ModelSpec:

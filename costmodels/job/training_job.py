@@ -109,7 +109,8 @@ class TrainingJob(FurtherValues):
     def model_flops_per_step(self) -> float:
         """Model FLOPs of one optimizer step, those of padding not counted; see `ModelSpec.model_flops_per_token`."""
         length = self.sequence_length if self.sequences is None else self.sequences.attended_length
-        return self.tokens_per_step * self.model.model_flops_per_token(length)
+        of_images = self.global_batch_size * sum(tower.flops_of_sequence for tower in self.model.towers)
+        return self.tokens_per_step * self.model.model_flops_per_token(length) + of_images
 
     def row_tokens(self, mbs: IntArray) -> FloatArray | int:
         """Return the mean tokens of a row of micro-batches of so many rows, padding included [n]."""

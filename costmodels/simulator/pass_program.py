@@ -184,10 +184,15 @@ class _Builder:
             Family.MIXER: self._mixer,
             Family.MLP: self._dense,
             Family.EXPERTS: self._moe,
+            Family.TOWER: self._tower,
             Family.EMBEDDING: self._embedding,
             Family.HEAD: self._head,
         }
         return build[self.model.blocks[block].family](block, phase)
+
+    def _tower(self, block: int, phase: Phase) -> Program:
+        """Return a part of a tower, which every rank runs whole."""
+        return (Segment(kernels=self._kernels_of(block, phase)),)
 
     def _embedding(self, block: int, phase: Phase) -> Program:
         """Return the lookup; its output is scattered over tp, and the output's gradient is gathered."""

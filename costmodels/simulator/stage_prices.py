@@ -94,7 +94,7 @@ def virtual_stages(
     of_part = [len(pieces) for pieces in found]
     if model.num_mtp_layers:
         found[mtp_part(of_part)] += [(len(model.pieces) - 3, False)] * model.num_mtp_layers
-    found[0].insert(0, (len(model.pieces) - 2, False))
+    found[0][:0] = [*((piece, False) for piece in model.tower_pieces), (len(model.pieces) - 2, False)]
     found[-1].append((len(model.pieces) - 1, False))
     return tuple(tuple(pieces) for pieces in found)
 

@@ -451,11 +451,13 @@ class LocalParameters:
         dense: Weights that all ranks of the `weights` group share.
         expert: Weights that the `expert_weights` group shares.
         tied: Dense weights of which the stage at the pipeline's other end has a copy.
+        frozen: Further weights that no step changes; 0 in a model without towers.
     """
 
     dense: FloatArray
     expert: FloatArray
     tied: FloatArray
+    frozen: FloatArray | float = 0.0
 
     @property
     def total(self) -> FloatArray:
@@ -488,6 +490,11 @@ def block_parameters(model: ModelSpec, grid: ConfigGrid) -> BlockParameters:
     )
 
 
+def _frozen_parameters(model: ModelSpec, grid: ConfigGrid) -> FloatArray:
+    """Return the parameters of every block that no step changes [B, n]."""
+    return np.stack([np.broadcast_to(block.held(grid).frozen, (len(grid),)) for block in model.blocks])
+
+
 def local_table(model: ModelSpec, grid: ConfigGrid) -> FloatArray:
     """Return the parameters of the embedding, or of the output head, on one rank [n]."""
     return model.embedding.table / grid.tp.astype(np.float64)
@@ -504,7 +511,10 @@ def local_parameters(job: TrainingJob, grid: ConfigGrid, pieces: FloatArray) -> 
     dense = each.dense.copy()
     dense[-1] += tied
     return LocalParameters(
-        dense=blocks @ dense, expert=blocks @ each.expert, tied=np.outer(blocks[:, -2] + blocks[:, -1], tied)
+        dense=blocks @ dense,
+        expert=blocks @ each.expert,
+        tied=np.outer(blocks[:, -2] + blocks[:, -1], tied),
+        frozen=blocks @ _frozen_parameters(model, grid) if model.towers else 0.0,
     )
 
 

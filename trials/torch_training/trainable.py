@@ -24,6 +24,7 @@ def check_trainable(job: TrainingJob) -> None:
         "gated shared experts": model.shared_expert_gate,
         "router biases": model.router_bias,
         "attention without a causal mask": not model.causal,
+        "a tower": bool(job.model.towers),
         "windows of attention": not job.model.is_plain,
         "heads of an odd size": model.head_dim % 2 == 1,
     }

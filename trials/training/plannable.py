@@ -23,6 +23,7 @@ def check_plannable(job: TrainingJob, *, backend: str, nearest: str, precisions:
     """
     model = job.model.plain
     missing = {
+        "a tower": bool(job.model.towers),
         "windows of attention": not job.model.is_plain,
         "latent attention": model.uses_mla,
         "heads of an odd size": model.head_dim % 2 == 1,

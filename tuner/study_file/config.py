@@ -177,7 +177,8 @@ def _notes_on_model(setting: Setting | None) -> tuple[str, ...]:
     if setting is None:
         return ()
     parts, remarks = setting.job.model.left_out, setting.job.model.remarks
-    return (*remarks, *((f"{' and '.join(parts)} of the model: left out of all predictions",) if parts else ()))
+    told = "; job.towers counts the vision tower" if "vision tower" in parts else ""
+    return (*remarks, *((f"{' and '.join(parts)} of the model: left out of all predictions{told}",) if parts else ()))
 
 
 def _knobs_of(entries: Entries, catalog: KnobCatalog | None, subject: AbstractSubject) -> StudyKnobs:

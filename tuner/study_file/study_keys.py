@@ -21,6 +21,7 @@ from tuner.study_file.cost_keys import CostKeys, Limits
 from tuner.study_file.dimension_keys import JOB_CHOICES, JOB_NUMBERS, SPACE_LISTS, declare_keys
 from tuner.study_file.knob_keys import KnobKeys
 from tuner.study_file.sequence_keys import SequenceKeys
+from tuner.study_file.tower_keys import TowersKeys
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -50,6 +51,12 @@ class JobKeys(DocumentedModel):
     """Sequences of varying length, see [sequences](#sequences).
 
     Default: all sequences have `sequence_length` tokens
+    """
+
+    towers: TowersKeys | None = None
+    """Images that go through the tower of a multimodal model, see [towers](#towers).
+
+    Default: towers are left out of all predictions
     """
 
     precision: Literal["bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32"] = "bf16"

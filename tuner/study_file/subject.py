@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +14,7 @@ from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import DIMENSIONS
 from costmodels.job.runtime import LAYOUT_RULE_SETS, RuntimeProfile, find_runtime, read_profile
 from costmodels.job.sequences import check_rows
+from costmodels.job.tower import TowerWork
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
@@ -37,6 +39,7 @@ from tuner.study_file.space_options import (
     headroom_of,
 )
 from tuner.study_file.study_keys import JobKeys, OwnModelKeys, PlannerKeys, SpaceKeys, StudyKeys, TracedModelKeys
+from tuner.study_file.tower_keys import read_towers
 from tuner.subject.catalog import CatalogSubject
 from tuner.subject.contract import AbstractSubject
 from tuner.subject.own_step import OwnStepSubject
@@ -261,8 +264,8 @@ def _job(keys: StudyKeys, base_dir: Path, group: MeasuredGroup | None, runtime: 
             raise ConfigError("is required and missing", key=key)
     assert isinstance(keys.model, str | TracedModelKeys), "checked above"
     assert keys.job is not None, "checked above"
-    model = _load(keys.model, base_dir)
-    values = keys.job.model_dump()
+    model = _load(keys.model, base_dir, {} if keys.job.towers is None else read_towers(keys.job.towers))
+    values = keys.job.model_dump(exclude={"towers"})
     if values["zero_stage"] is None:
         sharded = [stage for stage in runtime.offered_stages if stage]
         values["zero_stage"] = 1 if 1 in sharded else max(sharded) if runtime.torch_fsdp2 else min(sharded, default=0)
@@ -285,9 +288,12 @@ def _check_sharding(runtime: RuntimeProfile) -> None:
         raise ConfigError(rule, key="facts.sharding", value="fsdp2", nearest="own, or leave it out")
 
 
-def _load(named: str | TracedModelKeys, base_dir: Path) -> ModelSpec:
+def _load(named: str | TracedModelKeys, base_dir: Path, towers: Mapping[str, TowerWork]) -> ModelSpec:
     if isinstance(named, str):
-        return load_model(named, base_dir)
+        return load_model(named, base_dir, towers)
+    if towers:
+        rule = "needs a model whose config.json is read, and this one is traced"
+        raise ConfigError(rule, key="job.towers", nearest="leave it out, or name the file as `model:` itself")
     return under("model", lambda: trace_model_file(named.transformers, base_dir))  # type: ignore[no-any-return] # as above
 
 

@@ -78,6 +78,24 @@ CHANGED: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_experts": 1},
         {"expert_layer_period": 3, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_conv_bias": False},
     ),
+    "bert": (
+        {"num_hidden_layers": 3, "type_vocab_size": 1, "max_position_embeddings": 1024, "num_attention_heads": 8},
+    ),
+    "modernbert": (
+        {"norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True},
+        {"tie_word_embeddings": False, "decoder_bias": False, "num_hidden_layers": 5, "layer_types": None},
+    ),
+    "roberta": ({"intermediate_size": 1024},),
+    "t5": (
+        {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 4, "d_kv": 32, "relative_attention_num_buckets": 16},
+    ),
+    "kimi_linear": ({"linear_num_heads": 16, "q_lora_rank": 512, "n_shared_experts": 2, "num_hidden_layers": 6},),
+    "gemma4_text": (
+        {"num_kv_shared_layers": 10, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 128},
+        {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
+        {"num_kv_shared_layers": 18, "attention_bias": True, "vocab_size_per_layer_input": 1000},
+    ),
+    "vit": ({"qkv_bias": False, "image_size": 384, "num_labels": 1000}, {"patch_size": 14, "num_channels": 1}),
     "bamba": ({"attn_layer_indices": [3, 9], "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True},),
     "lfm2": (
         {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4, "conv_bias": True},

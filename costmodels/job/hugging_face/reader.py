@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from costmodels.job.hugging_face import decoders, experts, recurrent, windowed
+from costmodels.job.hugging_face import decoders, encoders, experts, recurrent, windowed
 from costmodels.job.hugging_face.config import Config
-from costmodels.job.hugging_face.multimodal import language_model
+from costmodels.job.hugging_face.multimodal import language_model, with_towers
 from costmodels.job.model_spec import ModelSpec, plain_model
+from costmodels.job.tower import TowerWork
 from hardware.io.errors import ConfigError, did_you_mean
 
 Reader = Callable[[Config, str], ModelSpec]
 """Function from the keys of a config.json, and a name, to the model."""
 
 
-def model_from_hugging_face(mapping: Mapping[str, Any], *, name: str, file: str) -> ModelSpec:
-    """Return the model that the mapping of a config.json describes.
+def model_from_hugging_face(
+    mapping: Mapping[str, Any], *, name: str, file: str, towers: Mapping[str, TowerWork] | None = None
+) -> ModelSpec:
+    """Return the model that the mapping of a config.json describes, with the towers whose work is told.
 
     Raises:
         ConfigError: the model type is unknown, a key is missing, a value cannot work, or a key that may change the
             model is not understood; it names `file` and the key.
     """
     try:
-        return _read(Config(mapping=mapping), name)
+        found = _read(Config(mapping=mapping), name)
+        return with_towers(Config(mapping=mapping), found, towers) if towers else found
     except ConfigError as error:
         raise _name_their_key(error, mapping).in_file(file) from None
 
@@ -69,6 +73,7 @@ def _gemma3_windows(config: Config, spec: ModelSpec) -> ModelSpec:
 
 READERS: dict[str, Reader] = {
     "bamba": recurrent.bamba,
+    "bert": encoders.bert,
     "deepseek_v2": _plain(decoders.deepseek),
     "deepseek_v3": _plain(decoders.deepseek_v3),
     "deepseek_v32": experts.deepseek_sparse,
@@ -91,11 +96,15 @@ READERS: dict[str, Reader] = {
     "gpt_oss": experts.gpt_oss,
     "granitemoehybrid": recurrent.granite_hybrid,
     "hunyuan_v1_moe": experts.hunyuan_moe,
+    "internvl": _multimodal("qwen2", tied=True),
     "jamba": recurrent.jamba,
+    "kimi_k25": _multimodal("deepseek_v3", tied=True),
     "kimi_k2": _plain(decoders.deepseek_v3),
+    "kimi_linear": recurrent.kimi_linear,
     "lfm2": recurrent.lfm2,
     "lfm2_moe": recurrent.lfm2,
     "llama": _plain(decoders.llama),
+    "llava": _multimodal("llama"),
     "llama4": _multimodal("llama4_text"),
     "llama4_text": experts.llama4_text,
     "longcat_flash": experts.longcat_flash,
@@ -108,11 +117,14 @@ READERS: dict[str, Reader] = {
     "mistral3": _multimodal("mistral"),
     "mistral4": experts.mistral4,
     "mixtral": _plain(decoders.mixtral, windowed.with_window),
+    "modernbert": encoders.modernbert,
     "nemotron_h": recurrent.nemotron_h,
     "olmo2": windowed.olmo,
     "olmo3": windowed.olmo,
     "phi3": _plain(decoders.phi3, windowed.with_window),
     "qwen2": _plain(decoders.qwen2, windowed.with_upper_windows),
+    "qwen2_5_vl": _multimodal("qwen2_5_vl_text", tied=False),
+    "qwen2_5_vl_text": _plain(decoders.qwen2, windowed.with_upper_windows),
     "qwen2_moe": _plain(decoders.qwen2_moe, windowed.with_upper_windows),
     "qwen3": _plain(decoders.qwen3, windowed.with_upper_windows),
     "qwen3_5": _multimodal("qwen3_5_text"),
@@ -125,8 +137,11 @@ READERS: dict[str, Reader] = {
     "qwen3_vl_moe": _multimodal("qwen3_vl_moe_text"),
     "qwen3_vl_moe_text": experts.qwen3_vl_moe_text,
     "qwen3_vl_text": _plain(decoders.qwen3_vl_text),
+    "roberta": encoders.bert,
     "seed_oss": windowed.seed_oss,
     "smollm3": windowed.smollm3,
+    "t5": encoders.t5,
+    "vit": encoders.vit,
 }
 """Reader of each `model_type`."""
 

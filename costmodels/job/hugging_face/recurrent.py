@@ -1,4 +1,4 @@
-"""Model types whose layers mix tokens by a state: Qwen3-Next, Nemotron, Granite, Falcon-H1, Jamba, LFM2, MiniMax-01."""
+"""Model types whose layers mix tokens by a state: Qwen3-Next, Kimi Linear, Nemotron, Granite, Jamba and others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 
 from costmodels.blocks.contract import AbstractBlock
+from costmodels.blocks.delta_attention import DeltaAttention
 from costmodels.blocks.gated_delta_net import GatedDeltaNet
+from costmodels.blocks.latent_attention import LatentAttention
 from costmodels.blocks.lightning_attention import LightningAttention
 from costmodels.blocks.mamba1 import Mamba1
 from costmodels.blocks.mamba2 import Mamba2
@@ -54,6 +56,66 @@ def qwen3_next(config: Config, name: str) -> ModelSpec:
         ffns = [mlp(config, size=config.count("intermediate_size"))] * layers
     rows = [(full if kind == FULL else linear, ffn) for kind, ffn in zip(kinds, ffns, strict=True)]
     return model(config, rows, name=name, tied=False)
+
+
+def kimi_linear(config: Config, name: str) -> ModelSpec:
+    """Read Kimi Linear: three layers of four are delta attention, the fourth latent attention without positions.
+
+    Its own files number the layers from 1 in `linear_attn_config`; those of transformers list `layer_types`.
+    """
+    hidden_size, layers = config.count("hidden_size"), config.count("num_hidden_layers")
+    own = config.under("linear_attn_config") if config.has("linear_attn_config") else Config(mapping={})
+    otherwise = [FULL if at and at % 4 == 0 else LINEAR for at in range(layers)]
+    if own.has("full_attn_layers"):
+        full_layers, linear_layers = (set(own.numbers(key, [])) for key in ("full_attn_layers", "kda_layers"))
+        if full_layers & linear_layers or full_layers | linear_layers != set(range(1, layers + 1)):
+            rule = f"must share the layers 1 to {layers} with kda_layers"
+            raise ConfigError(rule, key="linear_attn_config.full_attn_layers", value=sorted(full_layers))
+        otherwise = [FULL if at + 1 in full_layers else LINEAR for at in range(layers)]
+    kinds = layer_types(config, otherwise, (LINEAR, FULL))
+    linear = DeltaAttention(
+        hidden_size=hidden_size,
+        num_heads=own.count("num_heads", config.value("linear_num_heads", default=32)),
+        head_dim=own.count("head_dim", config.value("linear_head_dim", default=128)),
+        conv_size=own.count("short_conv_kernel_size", config.value("linear_conv_kernel_dim", default=4)),
+        norm_size=hidden_size,
+    )
+    bias = config.flag("attention_bias", default=False)
+    config.read.update(("num_key_value_heads", "head_dim", "mla_use_nope", "num_expert_group", "topk_group", "n_group"))
+    config.read.update(("model_max_length", "moe_renormalize", "moe_router_activation_func", "use_grouped_topk"))
+    if config.count("num_nextn_predict_layers", default=0, minimum=0):
+        raise ConfigError("must be 0: no such model is published", key="num_nextn_predict_layers")
+    full = LatentAttention(
+        hidden_size=hidden_size,
+        num_heads=config.count("num_attention_heads"),
+        q_lora_rank=config.count("q_lora_rank", default=0, minimum=0),
+        kv_lora_rank=config.count("kv_lora_rank"),
+        qk_nope_head_dim=config.count("qk_nope_head_dim"),
+        qk_rope_head_dim=config.count("qk_rope_head_dim"),
+        v_head_dim=config.count("v_head_dim"),
+        down_bias=bias,
+        output_bias=bias,
+        rotary=False,
+        norm_size=hidden_size,
+    )
+    size, shared = config.count("moe_intermediate_size"), config.first_count("num_shared_experts", "n_shared_experts")
+    routed = experts(
+        config,
+        number=config.first_count("num_experts", "num_local_experts"),
+        top_k=config.first_count("num_experts_per_token", "num_experts_per_tok"),
+        size=size,
+        shared=shared,
+        shared_size=shared * size,
+    )
+    if config.count("moe_layer_freq", default=1) != 1:
+        raise ConfigError("must be 1", key="moe_layer_freq", value=config.value("moe_layer_freq"))
+    first = config.count("first_k_dense_replace", default=1, minimum=0)
+    told = config.words("mlp_layer_types", ("dense", "sparse"))
+    sparse = ["dense" if at < first else "sparse" for at in range(layers)] if told is None else told
+    dense = mlp(config, size=config.count("intermediate_size"))
+    both = zip(kinds, check_length(config, "mlp_layer_types", sparse), strict=True)
+    found = [(full if kind == FULL else linear, dense if ffn == "dense" else routed) for kind, ffn in both]
+    return model(config, found, name=name, tied=False)
 
 
 def _mamba2(config: Config, prefix: str = "mamba_", *, heads: str, norms: float = 1.0, **own: bool) -> Mamba2:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from costmodels.blocks.contract import AbstractBlock
 from costmodels.blocks.mask import Mask
 from costmodels.job.hugging_face.config import Config
 from costmodels.job.hugging_face.rows import FULL, SLIDING, attention, layer_types, mlp, model, windows
 from costmodels.job.model_spec import ModelSpec
+from hardware.io.errors import ConfigError
 
 
 def with_window(config: Config, spec: ModelSpec, *, default: int = 0) -> ModelSpec:
@@ -105,18 +107,18 @@ def ministral(config: Config, name: str) -> ModelSpec:
 
 
 def gemma4(config: Config, name: str) -> ModelSpec:
-    """Read a Gemma 4 text model without embeddings of every layer and without shared keys.
+    """Read a Gemma 4 text model.
 
-    Full layers have heads of their own size, whose values may be their keys. Experts stand beside the MLP.
+    Full layers have heads of their own size, whose values may be their keys. Experts stand beside the MLP. The last
+    layers of small models take keys and values of earlier ones, and every layer has inputs of its own, which a small
+    MLP adds to the hidden values.
     """
     from costmodels.job.hugging_face.experts import gemma4_experts  # noqa: PLC0415 # it reads windows too
 
     layers = config.count("num_hidden_layers")
     kinds = layer_types(config, [FULL if (at + 1) % 6 == 0 or at == layers - 1 else SLIDING for at in range(layers)])
     window, shares = config.count("sliding_window", default=512), config.flag("attention_k_eq_v", default=False)
-    config.read.update(("use_bidirectional_attention", "vocab_size_per_layer_input", "use_double_wide_mlp"))
-    for key in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
-        check_off(config, key)
+    config.read.add("use_bidirectional_attention")
     bias = config.flag("attention_bias", default=False)
     local = attention(
         config, head_dim=256, bias=bias, output_bias=bias, norm="head", norms=2.0, mask=Mask(window=window)
@@ -132,18 +134,33 @@ def gemma4(config: Config, name: str) -> ModelSpec:
         mask=Mask(),
     )
     dense = mlp(config, size=config.count("intermediate_size"), norms=2.0)
-    rest = gemma4_experts(config, dense)
-    return model(config, [(everywhere if kind == FULL else local, *rest) for kind in kinds], name=name, tied=True)
+    first_shared = layers - config.count("num_kv_shared_layers", default=0, minimum=0)
+    is_wide = config.flag("use_double_wide_mlp", default=False)
+    width = config.count("hidden_size_per_layer_input", default=256, minimum=0)
+    own = (mlp(config, size=width, gated=False),) if width else ()
+    changes, rows = _changes_of_layers(config), list[tuple[AbstractBlock, ...]]()
+    for layer, kind in enumerate(kinds):
+        mixer, ffn = everywhere if kind == FULL else local, dense
+        if layer in changes:  # transformers writes the sizes of full layers anew
+            own_size = changes[layer].count("head_dim", default=mixer.head_dim)
+            kv_heads = changes[layer].count("num_key_value_heads", default=local.num_kv_heads)
+            mixer = replace(mixer, head_dim=own_size, num_kv_heads=kv_heads, qk_norm_size=2 * own_size)
+            changes[layer].check_rest()
+        if layer >= first_shared:  # neither products nor norms of keys
+            mixer = replace(mixer, kv_projections=0, qk_norm_size=mixer.head_dim)
+            ffn = replace(dense, ffn_size=dense.ffn_size * (2 if is_wide else 1))
+        rows.append((mixer, *gemma4_experts(config, ffn), *own))
+    rows_of_table = config.count("vocab_size_per_layer_input", default=262_144)
+    further = {"layer_inputs": layers * width, "layer_vocab_size": rows_of_table, "layer_norm_size": width}
+    return model(config, rows, name=name, tied=True, **(further if width else {}))
 
 
-def check_off(config: Config, key: str) -> None:
-    """Refuse a key that turns on what is not read; transformers can build the model instead.
-
-    Raises:
-        ConfigError: the key is there and not 0.
-    """
-    from hardware.io.errors import ConfigError  # noqa: PLC0415
-
-    value = config.value(key, default=None)
-    if value:
-        raise ConfigError("is not read: such layers are no row of known blocks", key=key, value=value)
+def _changes_of_layers(config: Config) -> dict[int, Config]:
+    """Return the keys that `per_layer_config` changes of single layers, by the layer."""
+    if not config.has("per_layer_config"):
+        return {}
+    each = config.under("per_layer_config")
+    for key in each.mapping:
+        if not str(key).isdecimal():
+            raise ConfigError("must be the number of a layer", key="per_layer_config", value=key)
+    return {int(key): each.under(key) for key in each.mapping}

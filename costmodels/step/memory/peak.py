@@ -169,11 +169,15 @@ def layer_activations(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigG
     selective = shapes.recompute == RECOMPUTE_MODES.index("selective")
     unit, none = job.recompute_unit, np.zeros(len(shapes))
     kept, working, gradient = ([none] * len(model.pieces) for _ in range(3))
+    ends = (len(model.pieces) - 2, len(model.pieces) - 1)
     for at, piece in enumerate(model.pieces):
-        if not piece.is_layer:
+        if at in ends:
             continue
         own = [blocks[block] for block in piece.blocks]
         whole = reduce(np.add, [block.kept for block in own])
+        if not piece.is_layer:  # a tower, of which nothing is computed again
+            kept[at], gradient[at] = whole, reduce(np.maximum, [block.gradient for block in own])
+            continue
         dropped = np.where(selective, reduce(np.add, [block.dropped for block in own]), 0.0)
         kept[at] = np.where(full, tally.hidden / unit, whole - dropped)
         working[at] = np.where(full, unit * whole, dropped)
@@ -322,6 +326,7 @@ class HeldWeights:
         shard: Parameters whose states the rank keeps if ZeRO shards them.
         gathered: Parameters of single layers that stand beside those that ZeRO-3 shards.
         shapes: Parameters of one weight of each shape.
+        frozen: Further parameters that no step changes, as the rank keeps them.
         kept: Parameters whose states the rank keeps, by parts; None if the optimizer treats all parts alike.
     """
 
@@ -331,6 +336,7 @@ class HeldWeights:
     shard: FloatArray
     gathered: FloatArray
     shapes: FloatArray
+    frozen: FloatArray | float
     kept: KeptParts | None
 
     @classmethod
@@ -355,6 +361,7 @@ class HeldWeights:
             shard=sharded_parameters(weights, local),
             gathered=3 * layer + local_table(model, weights) * (stages.embeddings + stages.heads),
             shapes=has_block @ (each.dense + each.one_expert),
+            frozen=local.frozen / np.where(weights.zero_stage == 3, weights.dp * weights.cp * weights.up, 1),
             kept=KeptParts.of(job, weights, stages.pieces, local),
         )
 
@@ -376,7 +383,7 @@ def training_states(job: TrainingJob, runtime: RuntimeProfile, held: HeldWeights
     # Offloaded states leave nothing on the device: tensors are converted on the host and copied into the weights.
     optimizer = np.where(held.is_offloaded, 1.0 - runtime.offload_share, 1.0) * optimizer
     return {
-        "weights": weight_bytes * kept,
+        "weights": weight_bytes * (kept + held.frozen),
         "gradients": max(runtime.gradient_bytes, job.element_bytes) * gradients,
         "optimizer": (_state_bytes(job, runtime, held.kept, optimizer) - shared + runtime.step_bytes) * optimizer,
         "buffers": job.element_bytes * single_layers,

@@ -73,6 +73,7 @@ def assign_layers(
 
     held = count(np.ones(len(virtual), dtype=np.bool_))
     held[0, -2] = held[-1, -1] = 1  # the embedding and the head
+    held[0, model.tower_pieces] = 1  # beside the embedding, whose result they fill in
     if model.num_mtp_layers:
         of_part = np.bincount(virtual, minlength=pp * vpp).tolist()
         held[mtp_part(of_part) % number, -3] = model.num_mtp_layers

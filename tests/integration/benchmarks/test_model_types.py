@@ -10,7 +10,10 @@ from costmodels.job.hugging_face.reader import READERS
 
 pytestmark = pytest.mark.slow
 
-KNOWN_GAPS = {"longcat_flash": "transformers gives weights to its idle experts"}
+KNOWN_GAPS = {
+    "longcat_flash": "transformers gives weights to its idle experts",
+    "qwen2_5_vl_text": "transformers builds it alone without its head",
+}
 
 
 @pytest.mark.parametrize("model_type", sorted(READERS))

@@ -12,6 +12,8 @@ import costmodels.blocks
 from costmodels.blocks.attention import Attention
 from costmodels.blocks.builder import OperatorBuilder
 from costmodels.blocks.contract import AbstractBlock
+from costmodels.blocks.cross_attention import CrossAttention
+from costmodels.blocks.delta_attention import DeltaAttention
 from costmodels.blocks.dense_mlp import DenseMlp
 from costmodels.blocks.embedding import Embedding
 from costmodels.blocks.experts import Experts
@@ -24,10 +26,12 @@ from costmodels.blocks.mamba2 import Mamba2
 from costmodels.blocks.mask import Mask
 from costmodels.blocks.operator import Family, OpKind, Phase
 from costmodels.blocks.prediction_join import PredictionJoin
+from costmodels.blocks.projection import Projection
 from costmodels.blocks.registry import block_kinds
 from costmodels.blocks.short_convolution import ShortConvolution
 from costmodels.blocks.sparse_latent_attention import SparseLatentAttention
 from costmodels.blocks.tally import Tally
+from costmodels.blocks.tower_part import TowerPart
 from costmodels.blocks.traced_part import Heads, Product, TracedExperts, TracedMixer, TracedMlp
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
@@ -67,6 +71,13 @@ EXAMPLES = {
     "attention to a window": Example(block=Attention(**OWN, **HEADS, mask=Mask(window=256)), vectors=H),
     "attention to chunks": Example(block=Attention(**OWN, **HEADS, mask=Mask(chunk=512), rotary=False), vectors=H),
     "attention to all": Example(block=Attention(**OWN, **HEADS, mask=Mask(causal=False)), vectors=H),
+    "attention with a table of distances": Example(
+        block=Attention(**OWN, **HEADS, distance_table=32 * 16, rotary=False), vectors=H + 32 * 16
+    ),
+    "cross attention": Example(block=CrossAttention(**OWN, **HEADS), vectors=H),
+    "cross attention with biases": Example(
+        block=CrossAttention(**OWN, **HEADS, bias=True), vectors=H + (1024 + 2 * 512) + H
+    ),
     "latent attention": Example(block=LatentAttention(**OWN, **LATENT, q_lora_rank=128), vectors=H + 128 + 96),
     "latent attention of whole queries": Example(
         block=LatentAttention(**OWN, **LATENT, down_bias=True, output_bias=True, rotary=False),
@@ -84,6 +95,9 @@ EXAMPLES = {
     "sparse latent attention to an earlier choice": Example(
         block=SparseLatentAttention(**OWN, **LATENT, index_heads=0, index_head_dim=32, mask=Mask(window=256)),
         vectors=H + 96,
+    ),
+    "delta attention": Example(
+        block=DeltaAttention(**OWN, num_heads=16, head_dim=32), vectors=H + 4 * 3 * 16 * 32 + 16 * 32 + 16 + 32
     ),
     "gated delta net": Example(
         block=GatedDeltaNet(
@@ -130,8 +144,50 @@ EXAMPLES = {
     "embedding with positions": Example(
         block=Embedding(hidden_size=H, vocab_size=8192, learned_positions=1024), vectors=(8192 + 1024) * H
     ),
+    "embedding with types and a norm": Example(
+        block=Embedding(hidden_size=H, vocab_size=8192, learned_positions=512, token_types=2, norm_size=2 * H),
+        vectors=(8192 + 512 + 2 + 2) * H,
+    ),
+    "embedding with inputs of layers": Example(
+        block=Embedding(hidden_size=H, vocab_size=8192, layer_inputs=512, layer_vocab_size=1024, layer_norm_size=64),
+        vectors=8192 * H + 1024 * 512 + 64,
+    ),
+    "head with a product before it": Example(
+        block=Head(**OWN, vocab_size=8192, has_table=True, bias=True, norms=2.0, transform_size=H * H + H),
+        vectors=8192 + 2 * H + H,
+    ),
     "head": Example(block=Head(**OWN, vocab_size=8192, has_table=True), vectors=H),
     "tied head": Example(block=Head(**OWN, vocab_size=8192, has_table=False), vectors=H - 8192 * H),
+    "projection": Example(block=Projection(inputs=768, outputs=H), vectors=0),
+    "projection with all": Example(
+        block=Projection(
+            inputs=2048, outputs=H, bias=True, activation=True, norm_width=H, norm_size=2 * H, table=256 * H
+        ),
+        vectors=3 * H,
+    ),
+    # 2 images of 1,024 tokens are as many tokens as the job's sequences have
+    "attention of a tower": Example(
+        block=TowerPart(
+            tower="vision",
+            part=Attention(**OWN, **HEADS, mask=Mask(causal=False, chunk=64)),
+            hidden_size=H,
+            images=2.0,
+            tokens=1024,
+            trained=True,
+        ),
+        vectors=H,
+    ),
+    "projection of a tower": Example(
+        block=TowerPart(
+            tower="vision",
+            part=Projection(inputs=1024, outputs=H),
+            hidden_size=1024,
+            images=8.0,
+            tokens=256,
+            trained=True,
+        ),
+        vectors=0,
+    ),
     "prediction join": Example(block=PredictionJoin(**OWN), vectors=2 * H),
     "traced mixer": Example(
         block=TracedMixer(
@@ -301,10 +357,13 @@ def test_products_are_two_flop_per_active_parameter(example):
 
 @each_block()
 def test_splitting_creates_and_loses_no_work(block):
-    """All ranks of tp, cp and up together have the FLOPs of one; of an indexer every rank of tp has all."""
+    """All ranks of tp, cp and up together have the FLOPs of one; of an indexer every rank of tp has all.
+
+    A tower is whole on every rank.
+    """
     degrees = ((1, 1, 1), (1, 4, 1), (1, 1, 8), (8, 1, 1), (2, 2, 2))
     grid = grid_of(*(ParallelConfig(tp=tp, cp=cp, up=up, mbs=2) for tp, cp, up in degrees))
-    ranks = grid.tp * grid.cp * grid.up
+    ranks = 1 if block.family is Family.TOWER else grid.tp * grid.cp * grid.up
 
     for op in operators_of(block, context_of(grid)):
         shared = grid.tp if "core.index_" in op.name else 1
@@ -335,14 +394,17 @@ def test_operators_are_named_once_and_have_a_row_for_each_shape(block):
 
 @each_block()
 def test_the_core_is_part_of_the_operators(block):
-    """`core` returns those operators that say that they are of it, alone and in the same order; mixers have one."""
+    """`core` returns those operators that say that they are of it, alone and in the same order.
+
+    Mixers have one, and all of a tower is one.
+    """
     context = context_of(SHAPES)
     core = block.core(OperatorBuilder(context=context, block="own", family=block.family))
     inside = [op for op in operators_of(block, context) if op.is_core]
 
     assert [op.name for op in core] == [op.name for op in inside]
     assert all(op.is_core for op in core)
-    assert (block.family is Family.MIXER) == bool(core)
+    assert (block.family in (Family.MIXER, Family.TOWER)) == bool(core)
     for one, other in zip(core, inside, strict=True):
         assert np.array_equal(one.shape, other.shape)
         assert np.array_equal(one.moved_bytes, other.moved_bytes)
