@@ -24,8 +24,8 @@ STEPS = 2
 """Steps of a rehearsal: the optimizer makes its states in the first, so that the second has the peak."""
 LIMIT_S = 600.0
 """Default time limit of a rehearsal [s]."""
-MODULE = "tuner.rehearsal.room.serve"
-_ROOM = Path(__file__).parent / "room"
+MODULE = "tuner.rehearsal.torch_room.serve"
+_ROOM = Path(__file__).parent / "torch_room"
 _QUIET = {
     "TORCHDYNAMO_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
@@ -133,7 +133,7 @@ def _write_request(folder: Path, program: Program, parts: Sequence[Part], world:
     package.mkdir(parents=True)
     for place in (package.parent, package):
         (place / "__init__.py").touch()
-    shutil.copytree(_ROOM, package / "room", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(_ROOM, package / "torch_room", ignore=shutil.ignore_patterns("__pycache__"))
     facts = {
         "name": device.name,
         "capability": capability_of(device) or _CAPABILITIES["H100"],

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from tuner.rehearsal.room.watch import Watch
+from tuner.rehearsal.torch_room.watch import Watch
 
-_TYPES = enum.IntEnum(
+_TYPES: Any = enum.IntEnum(  # type: ignore[misc] # the name is that of the extension
     "DType",
     {
         "kByte": 0,
@@ -33,7 +33,7 @@ _TYPES = enum.IntEnum(
     },
 )
 _DTYPES = {0: torch.uint8, 2: torch.int32, 4: torch.float32, 5: torch.float16, 6: torch.bfloat16}
-_BACKENDS = enum.IntEnum(
+_BACKENDS: Any = enum.IntEnum(  # type: ignore[misc] # as above
     "NVTE_Fused_Attn_Backend", {"NVTE_No_Backend": -1, "NVTE_F16_arbitrary_seqlen": 1, "NVTE_FP8": 2}
 )
 _VERSIONS = {"get_cublasLt_version": 130100, "get_cudnn_version": 91900, "get_num_cublas_streams": 4}
@@ -75,7 +75,7 @@ class Kernels:
     ) -> tuple[Any, ...]:
         """Return `b @ a`, as cuBLAS does in column-major order; with `grad`, also the gradient of the bias."""
         if comm_overlap is not None:
-            raise NoStandInError("products that overlap with collectives of tp (userbuffers)")
+            raise NoStandInError("the rehearsal knows no products that overlap with collectives of tp (userbuffers)")
         bias, _, gelu, gelu_in, grad = rest[:5]
         rows = b.shape[-1] if transb else b.shape[:-1].numel()
         columns = a.shape[:-1].numel() if transa else a.shape[-1]
@@ -216,7 +216,7 @@ class Extension(ModuleType):
             return getattr(self, name)
 
         def missing(*_: Any, **__: Any) -> Any:
-            raise NoStandInError(f"kernel {name} of Transformer Engine")
+            raise NoStandInError(f"the rehearsal knows no kernel {name} of Transformer Engine")
 
         return missing
 
@@ -240,7 +240,7 @@ def stand_in_for_kernels(watch: Watch) -> bool:
             del sys.modules["transformer_engine_torch"]
             return False
         raise
-    parameters: Any = utils.AttentionParams  # type: ignore[attr-defined]
+    parameters: Any = utils.AttentionParams
     make = parameters.__init__
 
     def of_plain_tensors(self: Any, *given: Any, **named: Any) -> None:
@@ -258,7 +258,7 @@ def _called(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return kernel(*given, **named)
         except (AttributeError, IndexError, TypeError, ValueError) as error:
-            raise NoStandInError(f"kernel {name} of Transformer Engine with such arguments ({error})") from error
+            raise NoStandInError(f"the rehearsal knows kernel {name} with other arguments ({error})") from error
 
     return call
 

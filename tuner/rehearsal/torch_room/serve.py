@@ -1,6 +1,6 @@
 """Program of the room: imports the user's framework once, and runs the script once for each case, in a fork.
 
-    python -m tuner.rehearsal.room.serve REQUEST
+    python -m tuner.rehearsal.torch_room.serve REQUEST
 
 The request is a JSON file: script (file), device (facts), steps, and cases with rank, world, arguments and environment.
 For each case one line of JSON goes to standard output as soon as it ends, with the last that the script printed.
@@ -25,14 +25,14 @@ import torch
 import typing_extensions
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tuner.rehearsal.room import megatron
-from tuner.rehearsal.room.cuda import DeviceFacts, stand_in_for_cuda
-from tuner.rehearsal.room.groups import stand_in_for_groups
-from tuner.rehearsal.room.invented import shown_file
-from tuner.rehearsal.room.placement import OnCpu
-from tuner.rehearsal.room.progress import EnoughError, Progress
-from tuner.rehearsal.room.transformer_engine import NoStandInError, stand_in_for_kernels
-from tuner.rehearsal.room.watch import Watch, WatchMode
+from tuner.rehearsal.torch_room import megatron
+from tuner.rehearsal.torch_room.cuda import DeviceFacts, stand_in_for_cuda
+from tuner.rehearsal.torch_room.groups import stand_in_for_groups
+from tuner.rehearsal.torch_room.invented import shown_file
+from tuner.rehearsal.torch_room.placement import OnCpu
+from tuner.rehearsal.torch_room.progress import EnoughError, Progress
+from tuner.rehearsal.torch_room.transformer_engine import NoStandInError, stand_in_for_kernels
+from tuner.rehearsal.torch_room.watch import Watch, WatchMode
 
 _MOST_PRINTED = 2_000
 _HERE = str(Path(__file__).parent)
@@ -119,7 +119,7 @@ def _run(case: dict[str, Any], script: str, watch: Watch, request: dict[str, Any
             pass
         except BaseException as caught:  # noqa: BLE001 - whatever the framework says is the answer
             verdict = "unknown" if isinstance(caught, NoStandInError) else "refused"
-            error = f"{type(caught).__name__}: {caught}"
+            error = str(caught) if verdict == "unknown" else f"{type(caught).__name__}: {caught}"
             where = _where(caught)
     return progress.as_json() | {
         "verdict": verdict,

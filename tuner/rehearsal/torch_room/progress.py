@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.rehearsal.room.watch import Watch
+from tuner.rehearsal.torch_room.watch import Watch
 
 
 class EnoughError(BaseException):

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tuner.rehearsal.room.placement import CPU, OnCpu
+from tuner.rehearsal.torch_room.known_values import answer_lists
+from tuner.rehearsal.torch_room.placement import CPU, OnCpu
 
 _SILENT = (
     *("set_device", "synchronize", "init", "_lazy_init", "empty_cache", "manual_seed", "manual_seed_all"),
@@ -120,6 +121,7 @@ def stand_in_for_cuda(device: DeviceFacts) -> None:
     for name in _TYPES:
         setattr(cuda, name, _TypeOfTensors(name, (), {"dtype": getattr(torch, name)(0).dtype}))
     _stand_in_for_tensors()
+    answer_lists()
     _stand_in_for_modules()
 
 
@@ -153,7 +155,7 @@ def _stand_in_for_modules() -> None:
     functional.dropout = lambda x, p=0.5, training=True, inplace=False: (  # noqa: ARG005 - the signature of PyTorch's
         torch.native_dropout(x, p, training)[0] if training and p else x
     )
-    nn.Module._apply = _apply  # type: ignore[assignment, method-assign]
+    nn.Module._apply = _apply  # type: ignore[method-assign]
 
 
 def _apply(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:

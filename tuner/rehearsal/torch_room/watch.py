@@ -13,8 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tuner.rehearsal.room.invented import ASKED, place_in_program
-from tuner.rehearsal.room.storages import Storages
+from tuner.rehearsal.torch_room.invented import ASKED, place_in_program
+from tuner.rehearsal.torch_room.known_values import follow_copy
+from tuner.rehearsal.torch_room.storages import Storages
 
 _WAITS = ("wait_tensor", "barrier", "monitored_barrier_")
 _PAIRS = ("send", "recv_", "recv_any_source_")
@@ -64,11 +65,11 @@ class Watch:
         self.operators[kernel, shapes] += 1
 
 
-class WatchMode(TorchDispatchMode):
+class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's class has no types
     """Records in a `Watch` every operator that runs under it."""
 
     def __init__(self, watch: Watch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # as above
         self.watch = watch
         self._resize = torch.UntypedStorage.resize_
 
@@ -81,12 +82,12 @@ class WatchMode(TorchDispatchMode):
             return result
 
         setattr(torch.UntypedStorage, "resize_", resized)  # noqa: B010 - a type has no such attribute for mypy
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         setattr(torch.UntypedStorage, "resize_", self._resize)  # noqa: B010 - as above
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator on tensors without data, and record it."""
@@ -102,6 +103,8 @@ class WatchMode(TorchDispatchMode):
                 self.watch.invented[place_in_program()] += 1
                 return ASKED[func](args[0])
         result = func(*args, **kwargs)
+        if args:
+            follow_copy(func, args[0], result)
         self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
         if not func.is_view and func.namespace not in ("prim", "c10d", "_c10d_functional"):
             self.watch.note(str(func), *(tuple(one.shape) for one in args if isinstance(one, torch.Tensor)))
@@ -131,11 +134,12 @@ def _num_bytes(tensors: Any) -> int:
 
 def _group(value: Any) -> Any:
     """Return the process group that an argument of a collective is, or names; None for any other."""
+    module: Any = dist.distributed_c10d
     try:
         if isinstance(value, torch.ScriptObject):
             return ProcessGroup.unbox(value)
         if isinstance(value, str):
-            return dist.distributed_c10d._resolve_process_group(value)
+            return module._resolve_process_group(value)
     except Exception:  # noqa: BLE001 - another script object or text, such as the name of an operation
         return None
     return None

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from tuner.rehearsal.room.progress import Progress
-from tuner.rehearsal.room.storages import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
+from tuner.rehearsal.torch_room.known_values import equal_numbers
+from tuner.rehearsal.torch_room.progress import Progress
+from tuner.rehearsal.torch_room.storages import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
 
 LOOP = "megatron.training.training"
 """Module that tells that a program trains with Megatron-LM."""
@@ -121,15 +122,8 @@ def _balance_experts(progress: Progress) -> None:
         self.num_out_tokens = sent
         if self.num_local_experts > 1:
             shape = (self.tp_size * self.ep_size, self.num_local_experts)
-            self.num_global_tokens_per_local_expert = _equal_counts(shape, sent // self.num_experts)
+            self.num_global_tokens_per_local_expert = equal_numbers(shape, sent // self.num_experts)
         progress.watch.invented["tokens of each expert: as many as of any other"] += 1
-        return _equal_counts((self.num_local_experts,), sent * self.tp_size // self.num_local_experts)
+        return equal_numbers((self.num_local_experts,), sent * self.tp_size // self.num_local_experts)
 
     dispatcher._maybe_dtoh_and_synchronize = counted
-
-
-def _equal_counts(shape: tuple[int, ...], value: int) -> torch.Tensor:
-    """Return a tensor without data that knows its values when it is asked for a list."""
-    found = torch.empty(shape, dtype=torch.long)
-    found.tolist = lambda: [value] * shape[0]  # type: ignore[method-assign]
-    return found
