@@ -43,6 +43,9 @@ def rehearse(
     ranks: Annotated[
         str, Option(metavar="stages|all|0,7", help="Ranks to run: the first of each stage, all, or these.")
     ] = STAGES,
+    whole: Annotated[
+        bool, Option("--all-micro-batches", help="Make all micro-batches of a step, not just twice pp of them.")
+    ] = False,
     yes: Annotated[bool, Option("--yes", help="Run the program without asking.")] = False,
     unconfined: Annotated[
         bool, Option("--unconfined", help="Run it also where nothing can be put between the program and this machine.")
@@ -68,7 +71,7 @@ def rehearse(
         rule = "runs the study's program, and was not confirmed"
         raise ConfigError(rule, key="rehearse", nearest="--yes confirms it")
     say(f"Rehearsing {config_in_words(prepared.problem, config)}", err=True)
-    answers = _rehearsed(prepared, config, ranks, limit_s=limit_s, unconfined=unconfined, is_quiet=as_json)
+    answers = _rehearsed(prepared, config, ranks, whole=whole, limit_s=limit_s, unconfined=unconfined, is_quiet=as_json)
     predicted = _predicted_bytes(prepared, config)
     if as_json:
         print_json(_payload(prepared, config, answers, predicted))
@@ -79,12 +82,19 @@ def rehearse(
 
 
 def _rehearsed(
-    prepared: Prepared, config: ParallelConfig, ranks: str, *, limit_s: float, unconfined: bool, is_quiet: bool
+    prepared: Prepared,
+    config: ParallelConfig,
+    ranks: str,
+    *,
+    whole: bool,
+    limit_s: float,
+    unconfined: bool,
+    is_quiet: bool,
 ) -> list[RankAnswer]:
     """Rehearse the ranks, and show each answer as it comes."""
     from tuner.capture.run_script import NoBoundaryError
     from tuner.rehearsal.program import program_of
-    from tuner.rehearsal.run import capability_of, rehearse
+    from tuner.rehearsal.run import capability_of, enough_micro_batches, rehearse
     from tuner.run.single_trial import num_trials
 
     starts = prepared.backend.starts(config, trial_number=num_trials(prepared))
@@ -103,6 +113,7 @@ def _rehearsed(
             parts,
             world=config.num_devices,
             device=device,
+            most_micro_batches=None if whole else enough_micro_batches(config),
             limit_s=limit_s,
             unconfined=unconfined,
             environment=os.environ,
@@ -170,6 +181,9 @@ def _print_summary(answers: list[RankAnswer], predicted: list[int] | None) -> No
     if predicted is not None:
         shown = ", ".join(f"{size / 2**30:.2f}" for size in predicted)
         typer.echo(f"The cost model predicts {shown} GiB of tensors at the peak of each stage.")
+    made, of_step = accepted[0].micro_batches or (0, 0)
+    if made < of_step:
+        typer.echo(f"Made {made} of the {of_step} micro-batches of a step: with more, no stage holds more.")
     if places := {place for answer in accepted for place in answer.invented}:
         typer.echo(f"Answers that no data gave, at {len(places)} places (--json counts them):")
         for place in sorted(places)[:SHOWN_PLACES]:

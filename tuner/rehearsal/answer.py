@@ -45,6 +45,7 @@ class RankAnswer:
         parameters: Number of parameters of the rank; None if its model was not built.
         peak_bytes: Largest number of bytes of all tensors alive in the last step; None without one.
         parts: Bytes at that peak by PARTS.
+        micro_batches: Number of micro-batches that were made of a step, and that it has; None without a step.
         operators: Number of calls of operators in the last step.
         collectives: Collectives of the last step.
         invented: Number of times that each place in the program got an answer that no data gave.
@@ -61,6 +62,7 @@ class RankAnswer:
     parameters: int | None = None
     peak_bytes: int | None = None
     parts: Mapping[str, int]
+    micro_batches: tuple[int, int] | None = None
     operators: int = 0
     collectives: tuple[Collective, ...] = ()
     invented: Mapping[str, int]
@@ -81,6 +83,7 @@ class RankAnswer:
             parameters=found.get("parameters"),
             peak_bytes=peaks[-1],
             parts=found.get("peak_parts", {}),
+            micro_batches=tuple(found["micro_batches"]) if found.get("micro_batches") else None,
             operators=sum(count for *_, count in found.get("operators", ())),
             collectives=tuple(
                 Collective(name=name, size_bytes=size, ranks=tuple(ranks), peer=None if peer < 0 else peer, count=count)
@@ -102,6 +105,7 @@ class RankAnswer:
             "parameters": self.parameters,
             "peak_bytes": self.peak_bytes,
             "parts_bytes": {part: self.parts.get(part, 0) for part in PARTS},
+            "micro_batches": None if self.micro_batches is None else list(self.micro_batches),
             "operators": self.operators,
             "collectives": [
                 {

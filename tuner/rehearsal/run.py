@@ -71,6 +71,15 @@ def one_rank_a_stage(config: ParallelConfig) -> tuple[Part, ...]:
     return tuple(Part(rank=stage * per_stage, stage=stage) for stage in range(config.pp))
 
 
+def enough_micro_batches(config: ParallelConfig) -> int:
+    """Return the number of micro-batches after which a pipeline of 1F1B, interleaved too, holds no more than before.
+
+    A stage holds pp micro-batches at most, and with chunks those of the warm-up, fewer than two rounds of pp (Narayanan
+    et al. 2021, section 2.2).
+    """
+    return 2 * config.pp
+
+
 def parts_of(config: ParallelConfig, ranks: Sequence[int]) -> tuple[Part, ...]:
     """Return ranks with their stages."""
     per_stage = config.num_devices // config.pp
@@ -89,6 +98,7 @@ def rehearse(
     *,
     world: int,
     device: Device,
+    most_micro_batches: int | None = None,
     limit_s: float = LIMIT_S,
     unconfined: bool = False,
     environment: Mapping[str, str],
@@ -100,6 +110,7 @@ def rehearse(
         parts: Ranks.
         world: Number of ranks of the world.
         device: Device that the program believes to be on.
+        most_micro_batches: Largest number of micro-batches that a step makes; None for all.
         limit_s: Time limit of all [s].
         unconfined: Whether the program runs without a boundary if none is possible.
         environment: Variables beside those of the program.
@@ -113,7 +124,7 @@ def rehearse(
         with short_folder() as folder:
             for name in ("bin", "base", "records", "out", "tmp"):
                 (folder / name).mkdir()
-            _write_request(folder, program, parts, world, device)
+            _write_request(folder, program, parts, world, device, most_micro_batches)
             running = _start(folder, boundary, program, limit_s, environment)
             told = 0
             for answer in _answers(running, parts, limit_s):
@@ -127,7 +138,9 @@ def rehearse(
     raise NoBoundaryError(reasons)
 
 
-def _write_request(folder: Path, program: Program, parts: Sequence[Part], world: int, device: Device) -> None:
+def _write_request(
+    folder: Path, program: Program, parts: Sequence[Part], world: int, device: Device, most_micro_batches: int | None
+) -> None:
     """Write what the room reads, and the room itself, alone on its path."""
     package = folder / "path" / "tuner" / "rehearsal"
     package.mkdir(parents=True)
@@ -145,6 +158,7 @@ def _write_request(folder: Path, program: Program, parts: Sequence[Part], world:
     request = {
         "script": str(program.script),
         "steps": STEPS,
+        "most_micro_batches": most_micro_batches,
         "device": facts,
         "cases": [asdict(part) | case for part in parts],
     }

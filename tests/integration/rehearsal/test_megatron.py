@@ -71,6 +71,18 @@ def test_messages_between_stages_have_their_bytes_and_peers(tmp_path):
     assert last["send", 0, size] == last["recv_", 0, size] == micro_batches
 
 
+def test_more_micro_batches_need_no_more_memory(tmp_path):
+    """Of 8 micro-batches, four fill a pipeline of two stages; all of them have the same peak on both."""
+    study = write_study(tmp_path)
+    some, whole = (
+        rehearsed(study, "--config", "pp=2,tp=4,dp=1,mbs=1", *words)["ranks"]
+        for words in ((), ("--all-micro-batches",))
+    )
+
+    assert [one["micro_batches"] for one in (*some, *whole)] == [[4, 8], [4, 8], [8, 8], [8, 8]]
+    assert [one["peak_bytes"] for one in some] == [one["peak_bytes"] for one in whole]
+
+
 def test_experts_get_equal_tokens_and_that_is_told(tmp_path):
     """Of 8 experts over ep=4, a rank holds two; the counts of tokens are told as invented."""
     flags = ("--num-experts", "8", "--moe-router-topk", "2", "--moe-grouped-gemm", "--expert-model-parallel-size", "4")

@@ -39,6 +39,8 @@ def hook(progress: Progress) -> None:
     arguments = _module("megatron.training.global_vars").get_args
     training.build_train_valid_test_data_iterators = lambda *_, **__: _iterators(arguments())
     set_up, step = training.setup_model_and_optimizer, training.train_step
+    count = training.get_num_microbatches
+    training.get_num_microbatches = lambda: progress.cut_micro_batches(count())
 
     def setup_model_and_optimizer(*given: Any, **named: Any) -> Any:
         model, optimizer, scheduler = set_up(*given, **named)

@@ -20,6 +20,8 @@ class Progress:
     Attributes:
         watch: Record of the present step.
         steps: Number of steps after which the program ends.
+        most_micro_batches: Largest number of micro-batches that a step makes; None for all.
+        micro_batches: Number of micro-batches that each step makes, and that it would make.
         parameters: Number of parameters of this rank; None before the model is built.
         built_parts: Bytes by purpose after the model and the optimizer were built.
         peaks: Largest number of bytes alive in each step.
@@ -28,6 +30,8 @@ class Progress:
 
     watch: Watch
     steps: int
+    most_micro_batches: int | None = None
+    micro_batches: tuple[int, int] | None = None
     parameters: int | None = None
     built_parts: dict[str, int] = field(default_factory=dict)
     peaks: list[int] = field(default_factory=list)
@@ -37,6 +41,12 @@ class Progress:
     def built(self, parameters: int) -> None:
         """Record that model and optimizer are built."""
         self.parameters, self.built_parts = parameters, self.watch.storages.parts
+
+    def cut_micro_batches(self, whole: int) -> int:
+        """Return how many of the micro-batches of a step are made."""
+        cut = whole if self.most_micro_batches is None else min(whole, self.most_micro_batches)
+        self.micro_batches = (cut, whole)
+        return cut
 
     def begin_step(self) -> None:
         """Record that a step begins."""
@@ -60,6 +70,7 @@ class Progress:
         return {
             "parameters": self.parameters,
             "built": self.built_parts,
+            "micro_batches": self.micro_batches,
             "peaks": self.peaks,
             "peak_parts": watch.storages.peak_parts,
             "cpu_s": self.cpu_s,

@@ -2,8 +2,9 @@
 
     python -m tuner.rehearsal.torch_room.serve REQUEST
 
-The request is a JSON file: script (file), device (facts), steps, and cases with rank, world, arguments and environment.
-For each case one line of JSON goes to standard output as soon as it ends, with the last that the script printed.
+The request is a JSON file: script (file), device (facts), steps, most_micro_batches, and cases with rank, world,
+arguments and environment. For each case one line of JSON goes to standard output as soon as it ends, with the last that
+the script printed.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def _run(case: dict[str, Any], script: str, watch: Watch, request: dict[str, Any
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank % per_host)}
     os.environ |= {"LOCAL_WORLD_SIZE": str(per_host), "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     sys.argv = [script, *case["arguments"]]
-    progress = Progress(watch=watch, steps=request["steps"])
+    progress = Progress(watch=watch, steps=request["steps"], most_micro_batches=request["most_micro_batches"])
     stand_in_for_groups(rank, world)
     megatron.hook(progress)
     verdict, error, where = "accepted", None, []
