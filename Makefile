@@ -31,6 +31,10 @@ THEIR_IMPORTS := dacite datasets einops hjson psutil tensorboard tokenizers torc
 # Only where torch has not brought its own. 3.3.1 is the smallest that torch 2.13 imports; no kernel runs here.
 TRITON := triton==3.3.1
 
+# Transformer Engine's Python code and what it imports, in a folder of its own: without the libraries of CUDA, its import
+# fails for all who do not stand in for them, as rehearsals do (tuner/rehearsal/torch_room/transformer_engine.py).
+ENGINE := transformer-engine onnxscript onnx onnx-ir ml-dtypes
+
 # The quick lane: units that are not marked as slow, and one whole study on a local Ray; tests/conftest.py says it too.
 QUICK := tests/unit tests/integration/ray/test_whole_study.py
 
@@ -122,4 +126,5 @@ $(VENV)/.frameworks: $(VENV)/.created Makefile constraints.txt | $(CHOSEN)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --ignore-requires-python $(FRAMEWORKS)
 	@rm -rf $(VENV)/lib/python3*/site-packages/tests # nemo-toolkit brings a package of that name, which would hide ours
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet --no-deps $(TRITON)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --upgrade --target $(VENV)/transformer-engine $(ENGINE)
 	@touch $@

@@ -84,6 +84,7 @@ ROOMS: dict[str, set[str]] = {
     "tuner.export": {"tuner.space"},
     "tuner.capture": set(),
     "tuner.imports": {"tuner.export", "tuner.capture"},
+    "tuner.rehearsal": {"tuner.capture", "tuner.imports"},
     "tuner.plans": {"tuner.space", "tuner.export"},
     "tuner.subject": {*("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.plans", "tuner.knobs")},
     "tuner.study_file": {
@@ -165,6 +166,7 @@ ROOMS: dict[str, set[str]] = {
         "tuner.forecast",
         "tuner.economics",
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.capture", "tuner.imports"),
+        "tuner.rehearsal",
         *(
             "tuner.plans",
             "tuner.study_file",

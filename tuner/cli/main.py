@@ -36,6 +36,7 @@ from tuner.cli import init as cli_init
 from tuner.cli import place as cli_place
 from tuner.cli import plan as cli_plan
 from tuner.cli import predictions as cli_predictions
+from tuner.cli import rehearse as cli_rehearse
 from tuner.cli import replan as cli_replan
 from tuner.cli import status as cli_status
 from tuner.cli import trial as cli_trial
@@ -400,6 +401,7 @@ app.command(short_help="Fit a runtime's profile, or time operators on this machi
 
 app.command()(cli_status.status)
 app.command(short_help="Print what one trial starts, or run one.")(cli_trial.trial)
+app.command(short_help="Run the study's program as single ranks on a CPU.")(cli_rehearse.rehearse)
 app.command(short_help="Print the table of a study's trials.")(cli_trials.trials)
 app.command(short_help="Look for damage and for what dead drivers have left.")(cli_upkeep.doctor)
 app.command(short_help="Copy a study's storage, while it runs or afterwards.")(cli_upkeep.backup)

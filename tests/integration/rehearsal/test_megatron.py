@@ -1,0 +1,139 @@
+"""Rehearsals of Megatron-LM itself: megatron-core's wheel above Transformer Engine's Python code, without a device."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tests.support.rehearsal.megatron_study import needs_megatron, write_study
+from tests.support.studies.command_line import in_process
+
+pytestmark = [pytest.mark.slow, needs_megatron()]
+
+HIDDEN, LAYERS, VOCABULARY, FFN, KEYS = 512, 8, 32_000, 1408, 256
+LAYER = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEYS + 3 * HIDDEN * FFN + 2 * HIDDEN
+"""Parameters of a layer, by hand: projections of attention, the gated MLP, two norms."""
+SPLIT = LAYER - 2 * HIDDEN
+"""Those of them that tp splits."""
+
+
+def rehearsed(study, *words, status=0):
+    """The answers of a rehearsal."""
+    done = in_process("rehearse", study, "--yes", "--json", *words, cwd=study.parent, timeout_s=600)
+    assert done.status == status, done.err
+    return done.json
+
+
+def test_every_stage_holds_what_the_model_and_the_optimizer_are(tmp_path):
+    """Of pp=2, tp=2, dp=2: parameters by hand; 2 bytes a weight, 4 a gradient, 12 of the optimizer over dp."""
+    found = rehearsed(write_study(tmp_path), "--config", "pp=2,tp=2,dp=2,mbs=1")
+
+    assert [one["verdict"] for one in found["ranks"]] == ["accepted"] * 2
+    assert [one["rank"] for one in found["ranks"]] == [0, 4]
+    layers = LAYERS // 2 * (SPLIT // 2 + 2 * HIDDEN)
+    table = VOCABULARY // 2 * HIDDEN
+    assert [one["parameters"] for one in found["ranks"]] == [layers + table, layers + table + HIDDEN]
+    for one in found["ranks"]:
+        parts, parameters = one["parts_bytes"], one["parameters"]
+        assert parts["weights"] == pytest.approx(2 * parameters, rel=1e-3)
+        assert parts["gradients"] == pytest.approx(4 * parameters, rel=1e-3)
+        assert parts["optimizer"] == pytest.approx(12 * parameters / 2, rel=1e-3)
+        assert sum(parts.values()) == one["peak_bytes"]
+
+
+def test_recomputation_needs_less_and_sends_more(tmp_path):
+    """The first stage keeps less activations with full recomputation, and gathers its inputs once more."""
+    study = write_study(tmp_path)
+    layout = "pp=2,tp=2,dp=2,mbs=1"
+    none, full = (
+        rehearsed(study, "--config", f"{layout},recompute={mode}", "--ranks", "0")["ranks"][0]
+        for mode in ("none", "full")
+    )
+
+    def gathers(answer):
+        return sum(one["count"] for one in answer["collectives"] if one["name"] == "_allgather_base_")
+
+    assert full["parts_bytes"]["activations"] < 0.6 * none["parts_bytes"]["activations"]
+    assert gathers(full) > gathers(none)
+
+
+def test_messages_between_stages_have_their_bytes_and_peers(tmp_path):
+    """Each micro-batch of 1,024 tokens crosses once each way, as half of its hidden values: tp=2 splits them."""
+    found = rehearsed(write_study(tmp_path), "--config", "pp=2,tp=2,dp=2,mbs=1")
+
+    micro_batches, size = 8 // 2, 1024 * HIDDEN * 2 // 2
+    first, last = (
+        {(one["name"], one["peer"], one["size_bytes"]): one["count"] for one in answer["collectives"]}
+        for answer in found["ranks"]
+    )
+    assert first["send", 4, size] == first["recv_", 4, size] == micro_batches
+    assert last["send", 0, size] == last["recv_", 0, size] == micro_batches
+
+
+def test_more_micro_batches_need_no_more_memory(tmp_path):
+    """Of 8 micro-batches, four fill a pipeline of two stages; all of them have the same peak on both."""
+    study = write_study(tmp_path)
+    some, whole = (
+        rehearsed(study, "--config", "pp=2,tp=4,dp=1,mbs=1", *words)["ranks"]
+        for words in ((), ("--all-micro-batches",))
+    )
+
+    assert [one["micro_batches"] for one in (*some, *whole)] == [[4, 8], [4, 8], [8, 8], [8, 8]]
+    assert [one["peak_bytes"] for one in some] == [one["peak_bytes"] for one in whole]
+
+
+def test_experts_get_equal_tokens_and_that_is_told(tmp_path):
+    """Of 8 experts over ep=4, a rank holds two; the counts of tokens are told as invented."""
+    flags = ("--num-experts", "8", "--moe-router-topk", "2", "--moe-grouped-gemm", "--expert-model-parallel-size", "4")
+    study = write_study(tmp_path, *flags, "--moe-token-dispatcher-type", "alltoall")
+    (answer,) = rehearsed(study, "--config", "dp=8,mbs=1", "--ranks", "5")["ranks"]
+
+    experts = LAYERS * 2 * 3 * HIDDEN * FFN
+    others = LAYERS * (LAYER - 3 * HIDDEN * FFN + 8 * HIDDEN) + 2 * VOCABULARY * HIDDEN + HIDDEN
+    assert answer["verdict"] == "accepted"
+    assert answer["parameters"] == experts + others
+    assert any("tokens of each expert" in place for place in answer["invented"])
+    assert any("alltoall" in one["name"] and len(one["ranks"]) == 4 for one in answer["collectives"])
+
+
+def test_what_megatron_refuses_is_refused_in_its_words(tmp_path):
+    """A model of 8 heads in 3 groups: Megatron-LM's own error, with its file and line, and status 1."""
+    study = write_study(tmp_path, "--num-query-groups", "3")
+    (answer,) = rehearsed(study, "--config", "tp=2,dp=4,mbs=1", status=1)["ranks"]
+
+    assert answer["verdict"] == "refused"
+    assert "num_query_groups" in answer["error"]
+    assert any("megatron/" in line for line in answer["where"])
+
+
+def test_a_kernel_without_stand_in_is_unknown(tmp_path):
+    """FP8 asks for kernels that are not there: nothing is said of the layout, and the kernel is named."""
+    study = write_study(tmp_path, "--fp8-format", "hybrid")
+    (answer,) = rehearsed(study, "--config", "tp=2,dp=4,mbs=1", status=1)["ranks"]
+
+    assert answer["verdict"] == "unknown"
+    assert "kernel" in answer["error"]
+
+
+WRITES = """\
+from pathlib import Path
+import socket
+Path("left.txt").write_text("left")
+try:
+    socket.create_connection(("127.0.0.1", PORT), timeout=2)
+    raise SystemExit("connected")
+except OSError:
+    raise SystemExit("kept apart")
+"""
+
+
+def test_a_program_leaves_nothing_and_reaches_nobody(tmp_path):
+    """What the program writes is gone afterwards, and a server of this machine is out of its reach."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        text = WRITES.replace("PORT", str(server.getsockname()[1]))
+        study = write_study(tmp_path, program=text)
+        (answer,) = rehearsed(study, "--config", "tp=2,dp=4,mbs=1", status=1)["ranks"]
+
+    assert "kept apart" in answer["error"]
+    assert not (tmp_path / "left.txt").exists()

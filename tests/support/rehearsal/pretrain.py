@@ -1,0 +1,26 @@
+"""Training program on megatron-core's wheel, as short as one can be: a GPT model from Megatron-LM's flags."""
+
+import torch
+from megatron.core.enums import ModelType
+from megatron.training import pretrain
+from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
+from megatron.training.arguments import parse_and_validate_args
+
+
+def forward_step(batches, model):
+    """Return the losses of one micro-batch, and how their sum is taken."""
+    batch = next(batches)
+    losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
+
+    def total(output):
+        summed = output.float().sum()
+        count = torch.tensor(output.numel(), dtype=torch.int)
+        return summed, count, {"lm loss": torch.stack([summed.detach(), count.float()])}
+
+    return losses, total
+
+
+if __name__ == "__main__":
+    arguments = parse_and_validate_args()
+    config = pretrain_cfg_container_from_args(arguments, gpt_config_from_args(arguments))
+    pretrain(config, lambda *_: (None, None, None), ModelType.encoder_or_decoder, forward_step)

@@ -1,0 +1,123 @@
+"""Answers of a rehearsal: what the user's program said and needed as one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Verdict = Literal["accepted", "refused", "unknown"]
+"""Whether the program ran to the end of its steps; unknown where something of the rehearsal is missing."""
+PARTS = ("weights", "gradients", "optimizer", "activations", "other")
+"""Purposes of memory, in the order in which they are shown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """Collectives of one kind in a step.
+
+    Attributes:
+        name: Name of PyTorch's operator.
+        size_bytes: Bytes of its largest tensor on the rank, gathered ones included.
+        ranks: Ranks of its group.
+        peer: Other rank of a message; None for a collective.
+        count: Number of calls.
+    """
+
+    name: str
+    size_bytes: int
+    ranks: tuple[int, ...]
+    peer: int | None
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankAnswer:
+    """Answer of one rank.
+
+    Attributes:
+        rank: Number of the rank.
+        stage: Number of its pipeline stage.
+        verdict: Whether the program ran.
+        error: Error of the program, or what is missing; None if it ran.
+        where: Lines of the program on the way to the error, the innermost last.
+        printed: Last lines that the program printed.
+        parameters: Number of parameters of the rank; None if its model was not built.
+        peak_bytes: Largest number of bytes of all tensors alive in the last step; None without one.
+        parts: Bytes at that peak by PARTS.
+        micro_batches: Number of micro-batches that were made of a step, and that it has; None without a step.
+        operators: Number of calls of operators in the last step.
+        collectives: Collectives of the last step.
+        invented: Number of times that each place in the program got an answer that no data gave.
+        cpu_s: CPU time of the last step [s].
+        resident_bytes: Memory of the process that rehearsed [bytes].
+    """
+
+    rank: int
+    stage: int
+    verdict: Verdict
+    error: str | None = None
+    where: tuple[str, ...] = ()
+    printed: str = ""
+    parameters: int | None = None
+    peak_bytes: int | None = None
+    parts: Mapping[str, int]
+    micro_batches: tuple[int, int] | None = None
+    operators: int = 0
+    collectives: tuple[Collective, ...] = ()
+    invented: Mapping[str, int]
+    cpu_s: float | None = None
+    resident_bytes: int = 0
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any], stage: int) -> RankAnswer:
+        """Return the answer that the room wrote for a rank of a stage."""
+        peaks, cpu_s = found.get("peaks") or [None], found.get("cpu_s") or [None]
+        return RankAnswer(
+            rank=found["rank"],
+            stage=stage,
+            verdict=found["verdict"],
+            error=found["error"],
+            where=tuple(found.get("where", ())),
+            printed=found.get("printed", ""),
+            parameters=found.get("parameters"),
+            peak_bytes=peaks[-1],
+            parts=found.get("peak_parts", {}),
+            micro_batches=tuple(found["micro_batches"]) if found.get("micro_batches") else None,
+            operators=sum(count for *_, count in found.get("operators", ())),
+            collectives=tuple(
+                Collective(name=name, size_bytes=size, ranks=tuple(ranks), peer=None if peer < 0 else peer, count=count)
+                for name, size, ranks, peer, count in found.get("collectives", ())
+            ),
+            invented=found.get("invented", {}),
+            cpu_s=cpu_s[-1],
+            resident_bytes=found.get("resident_bytes", 0),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the answer as JSON types."""
+        return {
+            "rank": self.rank,
+            "stage": self.stage,
+            "verdict": self.verdict,
+            "error": self.error,
+            "where": list(self.where),
+            "parameters": self.parameters,
+            "peak_bytes": self.peak_bytes,
+            "parts_bytes": {part: self.parts.get(part, 0) for part in PARTS},
+            "micro_batches": None if self.micro_batches is None else list(self.micro_batches),
+            "operators": self.operators,
+            "collectives": [
+                {
+                    "name": one.name,
+                    "size_bytes": one.size_bytes,
+                    "ranks": list(one.ranks),
+                    "peer": one.peer,
+                    "count": one.count,
+                }
+                for one in self.collectives
+            ],
+            "invented": dict(self.invented),
+            "cpu_s": self.cpu_s,
+            "resident_bytes": self.resident_bytes,
+        }

@@ -1,0 +1,215 @@
+"""Run of a rehearsal: a process in the program's own environment, behind a boundary, answers rank by rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from costmodels.job.parallel_config import ParallelConfig
+from hardware.device import Device
+from trials.command.process_tree import Supervised, start_supervised
+from tuner.capture.room.enter import BOUNDARIES, OUTCOME, Outcome, Setting, start_behind
+from tuner.capture.room.keeper import Bounds
+from tuner.capture.run_script import NoBoundaryError
+from tuner.capture.scratch import short_folder
+from tuner.rehearsal.answer import RankAnswer
+from tuner.rehearsal.program import Program
+
+STEPS = 2
+"""Steps of a rehearsal: the optimizer makes its states in the first, so that the second has the peak."""
+LIMIT_S = 600.0
+"""Default time limit of a rehearsal [s]."""
+MODULE = "tuner.rehearsal.torch_room.serve"
+_ROOM = Path(__file__).parent / "torch_room"
+_QUIET = {
+    "TORCHDYNAMO_DISABLE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+"""Variables of the process: nothing is compiled, computed or asked of a device."""
+_CAPABILITIES = {
+    "V100": (7, 0),
+    "A100": (8, 0),
+    "A800": (8, 0),
+    "L40S": (8, 9),
+    "H100": (9, 0),
+    "H200": (9, 0),
+    "H800": (9, 0),
+    "H20": (9, 0),
+    "GH200": (9, 0),
+    "B200": (10, 0),
+    "GB200": (10, 0),
+    "B300": (10, 3),
+    "GB300": (10, 3),
+}
+"""Compute capabilities by the first word of a device's name (docs.nvidia.com, CUDA GPU compute capability)."""
+_BYTES_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Part of a world that is rehearsed.
+
+    Attributes:
+        rank: Number of the rank.
+        stage: Number of its pipeline stage.
+    """
+
+    rank: int
+    stage: int
+
+
+def one_rank_a_stage(config: ParallelConfig) -> tuple[Part, ...]:
+    """Return the first rank of every stage; the ranks of one follow each other (megatron-core parallel_state.py)."""
+    per_stage = config.num_devices // config.pp
+    return tuple(Part(rank=stage * per_stage, stage=stage) for stage in range(config.pp))
+
+
+def enough_micro_batches(config: ParallelConfig) -> int:
+    """Return the number of micro-batches after which a pipeline of 1F1B, interleaved too, holds no more than before.
+
+    A stage holds pp micro-batches at most, and with chunks those of the warm-up, fewer than two rounds of pp (Narayanan
+    et al. 2021, section 2.2).
+    """
+    return 2 * config.pp
+
+
+def parts_of(config: ParallelConfig, ranks: Sequence[int]) -> tuple[Part, ...]:
+    """Return ranks with their stages."""
+    per_stage = config.num_devices // config.pp
+    return tuple(Part(rank=rank, stage=rank // per_stage) for rank in ranks)
+
+
+def capability_of(device: Device) -> tuple[int, int] | None:
+    """Return the compute capability of a device; None if it is not known."""
+    words = device.name.replace("-", " ").split()
+    return next((_CAPABILITIES[word] for word in words if word in _CAPABILITIES), None)
+
+
+def rehearse(
+    program: Program,
+    parts: Sequence[Part],
+    *,
+    world: int,
+    device: Device,
+    most_micro_batches: int | None = None,
+    limit_s: float = LIMIT_S,
+    unconfined: bool = False,
+    environment: Mapping[str, str],
+) -> Iterator[RankAnswer]:
+    """Run a program as several ranks, one after the other, and yield each answer as it comes.
+
+    Args:
+        program: Program to run.
+        parts: Ranks.
+        world: Number of ranks of the world.
+        device: Device that the program believes to be on.
+        most_micro_batches: Largest number of micro-batches that a step makes; None for all.
+        limit_s: Time limit of all [s].
+        unconfined: Whether the program runs without a boundary if none is possible.
+        environment: Variables beside those of the program.
+
+    Raises:
+        NoBoundaryError: no boundary is possible, and nothing was started.
+        OSError: the interpreter cannot be started.
+    """
+    reasons: dict[str, str] = {}
+    for boundary in (*BOUNDARIES, *([""] if unconfined else [])):
+        with short_folder() as folder:
+            for name in ("bin", "base", "records", "out", "tmp"):
+                (folder / name).mkdir()
+            _write_request(folder, program, parts, world, device, most_micro_batches)
+            running = _start(folder, boundary, program, limit_s, environment)
+            told = 0
+            for answer in _answers(running, parts, limit_s):
+                told += 1
+                yield answer
+            refused = _refusal(folder) if boundary and not told else ""
+            if not refused:
+                yield from (_without_answer(part) for part in parts[told:])
+                return
+            reasons[boundary] = refused
+    raise NoBoundaryError(reasons)
+
+
+def _write_request(
+    folder: Path, program: Program, parts: Sequence[Part], world: int, device: Device, most_micro_batches: int | None
+) -> None:
+    """Write what the room reads, and the room itself, alone on its path."""
+    package = folder / "path" / "tuner" / "rehearsal"
+    package.mkdir(parents=True)
+    for place in (package.parent, package):
+        (place / "__init__.py").touch()
+    shutil.copytree(_ROOM, package / "torch_room", ignore=shutil.ignore_patterns("__pycache__"))
+    facts = {
+        "name": device.name,
+        "capability": capability_of(device) or _CAPABILITIES["H100"],
+        "memory_bytes": device.memory_bytes,
+        "num_sms": device.num_sms or 132,
+        "per_host": device.devices_per_host,
+    }
+    case = {"world": world, "arguments": program.arguments, "environment": dict(program.environment)}
+    request = {
+        "script": str(program.script),
+        "steps": STEPS,
+        "most_micro_batches": most_micro_batches,
+        "device": facts,
+        "cases": [asdict(part) | case for part in parts],
+    }
+    (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
+
+
+def _start(folder: Path, boundary: str, program: Program, limit_s: float, environment: Mapping[str, str]) -> Supervised:
+    """Start the room's process behind a boundary, or without one."""
+    command = (program.interpreter, "-m", MODULE, str(folder / "request.json"))
+    searched = (str(folder / "path"), program.environment.get("PYTHONPATH", environment.get("PYTHONPATH")))
+    variables = {**environment, **program.environment, **_QUIET, "PYTHONPATH": os.pathsep.join(filter(None, searched))}
+    variables |= {"TMPDIR": str(folder / "tmp"), "PWD": str(program.directory)}
+    if not boundary:
+        return start_supervised(command, variables, program.directory)
+    bounds = Bounds(seconds=limit_s, memory_bytes=64 << 30)
+    setting = Setting(
+        command=command,
+        directory=str(program.directory),
+        environment=variables,
+        folder=str(folder),
+        stand_ins=(),
+        own=(),
+        boundary=boundary,
+        bounds=bounds,
+    )
+    return start_behind(setting)
+
+
+def _answers(running: Supervised, parts: Sequence[Part], limit_s: float) -> Iterator[RankAnswer]:
+    """Yield the answers among the lines that the process writes; end it at the time limit, or if nobody reads on."""
+    deadline_s, rest, left = time.monotonic() + limit_s, b"", list(parts)
+    try:
+        while time.monotonic() < deadline_s and (read := running.read(_BYTES_AT_ONCE)):
+            *lines, rest = (rest + read).split(b"\n")
+            for line in lines:
+                if line.startswith(b'{"rank"'):
+                    yield RankAnswer.from_json(json.loads(line), left.pop(0).stage)
+    finally:
+        os.close(running.life_line)
+        running.wait()
+        os.close(running.output)
+
+
+def _refusal(folder: Path) -> str:
+    """Return why the boundary was not possible, or nothing."""
+    try:
+        return Outcome.from_json((folder / "out" / OUTCOME).read_text(encoding="utf-8")).refused
+    except FileNotFoundError:
+        return ""
+
+
+def _without_answer(part: Part) -> RankAnswer:
+    words = "the rehearsal ended before it: out of time, or its process was killed"
+    return RankAnswer(rank=part.rank, stage=part.stage, verdict="unknown", error=words, parts={}, invented={})

@@ -1,0 +1,54 @@
+"""Process groups of a world in which only one rank exists."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+def stand_in_for_groups(rank: int, world: int) -> None:
+    """Let programs make process groups of `world` ranks that send nothing."""
+    module: Any = dist
+    begin, add = module.init_process_group, module.new_group
+
+    def init_process_group(*_: Any, **__: Any) -> None:
+        begin(backend="fake", rank=rank, world_size=world, store=FakeStore())
+
+    def new_group(ranks: Any = None, *_: Any, **named: Any) -> Any:
+        kept = {key: named[key] for key in ("use_local_synchronization", "group_desc") if key in named}
+        return add(ranks, backend="fake", **kept)
+
+    for owner in (module, module.distributed_c10d):
+        owner.init_process_group, owner.new_group = init_process_group, new_group
+    module.all_gather_object = lambda found, mine, *_, **__: found.__setitem__(slice(None), [mine] * len(found))
+    module.gather_object = lambda mine, found=None, *_, **__: (
+        found.__setitem__(slice(None), [mine] * len(found)) if found else None
+    )
+    module.broadcast_object_list = module.scatter_object_list = lambda *_, **__: None
+    mesh = module.device_mesh
+    module.init_device_mesh = mesh.init_device_mesh = _with_data(mesh.init_device_mesh)
+    for name, held in list(vars(mesh.DeviceMesh).items()):  # it computes with the numbers of ranks
+        if isinstance(held, types.FunctionType):
+            setattr(mesh.DeviceMesh, name, _with_data(held))
+        elif isinstance(held, staticmethod):
+            setattr(mesh.DeviceMesh, name, staticmethod(_with_data(held.__func__)))
+        elif isinstance(held, property) and held.fget is not None:
+            setattr(mesh.DeviceMesh, name, property(_with_data(held.fget)))
+
+
+def _with_data(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function compute with tensors that have data."""
+
+    @functools.wraps(function)
+    def compute(*given: Any, **named: Any) -> Any:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return function(*given, **named)
+
+    return compute

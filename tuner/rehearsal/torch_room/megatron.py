@@ -1,0 +1,131 @@
+"""Megatron-LM's training loop, as one rank runs it: batches without data, phases, and an end after some steps."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tuner.rehearsal.torch_room.known_values import equal_numbers
+from tuner.rehearsal.torch_room.progress import Progress
+from tuner.rehearsal.torch_room.storages import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
+
+LOOP = "megatron.training.training"
+"""Module that tells that a program trains with Megatron-LM."""
+
+
+def prepare() -> None:
+    """Import Megatron-LM, and replace what only a device has.
+
+    Raises:
+        ImportError: it is not installed, or beside the script.
+    """
+    jit = _module("megatron.core.jit")
+    jit.jit_fuser = lambda function: function
+    random = _module("megatron.core.tensor_parallel.random")
+    random._get_cuda_rng_state = lambda *_, **__: torch.zeros(16)
+    random._set_cuda_rng_state = lambda *_, **__: None
+    _module("megatron.training.initialize")._compile_dependencies = lambda: None
+    _module(LOOP)
+
+
+def hook(progress: Progress) -> None:
+    """Let the training loop report its steps, and end after the last."""
+    _balance_experts(progress)
+    training = _module(LOOP)
+    arguments = _module("megatron.training.global_vars").get_args
+    training.build_train_valid_test_data_iterators = lambda *_, **__: _iterators(arguments())
+    set_up, step = training.setup_model_and_optimizer, training.train_step
+    count = training.get_num_microbatches
+    training.get_num_microbatches = lambda: progress.cut_micro_batches(count())
+
+    def setup_model_and_optimizer(*given: Any, **named: Any) -> Any:
+        model, optimizer, scheduler = set_up(*given, **named)
+        storages = progress.watch.storages
+        for chunk in model:
+            storages.assign([one.data for one in chunk.parameters()], WEIGHTS)
+            for buffer in _buffers(chunk):
+                storages.assign(buffer.grad_data, GRADIENTS)
+                if buffer.param_data is not None:
+                    storages.assign(buffer.param_data, WEIGHTS)
+        _assign_states(progress, optimizer)
+        progress.built(sum(one.numel() for chunk in model for one in chunk.parameters()))
+        storages.purpose = ACTIVATIONS
+        return model, optimizer, scheduler
+
+    def train_step(forward: Any, data: Any, model: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
+        progress.begin_step()
+        result = step(forward, data, model, optimizer, *given, **named)
+        _assign_states(progress, optimizer)
+        progress.end_step()
+        return result
+
+    training.setup_model_and_optimizer, training.train_step = setup_model_and_optimizer, train_step
+
+
+def _module(name: str) -> Any:
+    importlib.import_module(name)
+    return sys.modules[name]
+
+
+def _buffers(chunk: Any) -> Iterator[Any]:
+    """Yield the buffers of gradients of a chunk that DDP wraps."""
+    for owner in (chunk, getattr(chunk, "module", None)):
+        for name in ("buffers", "expert_parallel_buffers"):
+            held = getattr(owner, name, None)
+            if isinstance(held, list):  # the modules' own `buffers` is a method
+                yield from held
+
+
+def _assign_states(progress: Progress, optimizer: Any) -> None:
+    """Say which storages are the optimizer's."""
+    assign = progress.watch.storages.assign
+    for each in getattr(optimizer, "chained_optimizers", [optimizer]):
+        for name in ("shard_fp32_from_float16_groups", "fp32_from_float16_groups"):
+            assign([list(group) for group in getattr(each, name, [])], OPTIMIZER)
+        inner = getattr(each, "optimizer", None)
+        if inner is not None:
+            assign([list(state.values()) for state in inner.state.values()], OPTIMIZER)
+
+
+def _iterators(arguments: Any) -> tuple[Any, None, None]:
+    """Return iterators over batches without data, of the shapes that `pretrain_gpt.py` gets from its data sets."""
+    arguments.do_train, arguments.do_valid, arguments.do_test = True, False, False
+    again = _module("megatron.core.rerun_state_machine").RerunDataIterator
+    return again(_batches(arguments)), None, None
+
+
+def _batches(arguments: Any) -> Iterator[dict[str, torch.Tensor | None]]:
+    rows, length = shape = (arguments.micro_batch_size, arguments.seq_length)
+    masked = arguments.create_attention_mask_in_dataloader
+    while True:
+        yield {
+            "tokens": torch.empty(shape, dtype=torch.long),
+            "labels": torch.empty(shape, dtype=torch.long),
+            "loss_mask": torch.empty(shape),
+            "position_ids": torch.empty(shape, dtype=torch.long),
+            "attention_mask": torch.empty((rows, 1, length, length), dtype=torch.bool) if masked else None,
+        }
+
+
+def _balance_experts(progress: Progress) -> None:
+    """Give the dispatcher of tokens the counts of a balanced router, which it would read from the device."""
+    dispatcher = _module("megatron.core.transformer.moe.token_dispatcher").MoEAlltoAllTokenDispatcher
+
+    def counted(self: Any, point: str, tokens_per_expert: Any = None) -> Any:
+        if point != self.cuda_dtoh_point or self.drop_and_pad:
+            return tokens_per_expert
+        sent = self.routing_map.shape[0] * self.config.moe_router_topk
+        self.input_splits = self.output_splits = [sent // self.ep_size] * self.ep_size
+        self.output_splits_tp = [sent] * self.tp_size
+        self.num_out_tokens = sent
+        if self.num_local_experts > 1:
+            shape = (self.tp_size * self.ep_size, self.num_local_experts)
+            self.num_global_tokens_per_local_expert = equal_numbers(shape, sent // self.num_experts)
+        progress.watch.invented["tokens of each expert: as many as of any other"] += 1
+        return equal_numbers((self.num_local_experts,), sent * self.tp_size // self.num_local_experts)
+
+    dispatcher._maybe_dtoh_and_synchronize = counted

@@ -1,0 +1,49 @@
+"""Placement on the CPU of what a program places on an accelerator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+CPU = torch.device("cpu")
+
+
+class OnCpu(TorchFunctionMode):
+    """Exchanges the device of whatever is made or moved."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of PyTorch with the CPU for every accelerator."""
+        kwargs = dict(kwargs or {})
+        device = kwargs.get("device")
+        if device is not None and (isinstance(device, int) or not str(device).startswith(("cpu", "meta"))):
+            kwargs["device"] = CPU
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        if func is torch.Tensor.to and len(args) > 1 and _is_accelerator(args[1]):
+            args = (args[0], CPU, *args[2:])
+        if func is torch.device and args and type(args[0]) is int:
+            return torch.device("cuda", args[0])
+        if func is torch.tensor:
+            return _tensor(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _tensor(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Make a tensor of numbers; those of a list of whole numbers stay known to `tolist`."""
+    if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(args[0])):
+        args = (tree_map(lambda leaf: 1 if isinstance(leaf, FakeTensor) else leaf, args[0]), *args[1:])
+    made = func(*args, **kwargs)
+    if isinstance(args[0], list) and all(type(one) is int for one in args[0]):
+        known = list(args[0])
+        made.tolist = lambda: known
+    return made
+
+
+def _is_accelerator(value: Any) -> bool:
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    return type(value) is int or (isinstance(value, str) and value.startswith("cuda"))

@@ -1,0 +1,82 @@
+"""Progress of a rehearsed program: its model is built, then it makes some steps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.rehearsal.torch_room.watch import Watch
+
+
+class EnoughError(BaseException):
+    """End of a program after its last step. No handler of the program takes it for a fault of its own."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a program did so far.
+
+    Attributes:
+        watch: Record of the present step.
+        steps: Number of steps after which the program ends.
+        most_micro_batches: Largest number of micro-batches that a step makes; None for all.
+        micro_batches: Number of micro-batches that each step makes, and that it would make.
+        parameters: Number of parameters of this rank; None before the model is built.
+        built_parts: Bytes by purpose after the model and the optimizer were built.
+        peaks: Largest number of bytes alive in each step.
+        cpu_s: CPU time of each step [s].
+    """
+
+    watch: Watch
+    steps: int
+    most_micro_batches: int | None = None
+    micro_batches: tuple[int, int] | None = None
+    parameters: int | None = None
+    built_parts: dict[str, int] = field(default_factory=dict)
+    peaks: list[int] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    _began_s: float = 0.0
+
+    def built(self, parameters: int) -> None:
+        """Record that model and optimizer are built."""
+        self.parameters, self.built_parts = parameters, self.watch.storages.parts
+
+    def cut_micro_batches(self, whole: int) -> int:
+        """Return how many of the micro-batches of a step are made."""
+        cut = whole if self.most_micro_batches is None else min(whole, self.most_micro_batches)
+        self.micro_batches = (cut, whole)
+        return cut
+
+    def begin_step(self) -> None:
+        """Record that a step begins."""
+        self.watch.begin_step()
+        self._began_s = time.process_time()
+
+    def end_step(self) -> None:
+        """Record the step, and end the program after the last.
+
+        Raises:
+            EnoughError: it was the last one.
+        """
+        self.peaks.append(self.watch.storages.peak)
+        self.cpu_s.append(time.process_time() - self._began_s)
+        if len(self.peaks) == self.steps:
+            raise EnoughError
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what was seen as JSON types."""
+        watch = self.watch
+        return {
+            "parameters": self.parameters,
+            "built": self.built_parts,
+            "micro_batches": self.micro_batches,
+            "peaks": self.peaks,
+            "peak_parts": watch.storages.peak_parts,
+            "cpu_s": self.cpu_s,
+            "operators": [[name, shapes, count] for (name, shapes), count in watch.operators.most_common()],
+            "collectives": [
+                [one.name, one.size, one.ranks, one.peer, count] for one, count in watch.collectives.most_common()
+            ],
+            "invented": dict(watch.invented.most_common()),
+        }

@@ -1,0 +1,152 @@
+"""Program of the room: imports the user's framework once, and runs the script once for each case, in a fork.
+
+    python -m tuner.rehearsal.torch_room.serve REQUEST
+
+The request is a JSON file: script (file), device (facts), steps, most_micro_batches, and cases with rank, world,
+arguments and environment. For each case one line of JSON goes to standard output as soon as it ends, with the last that
+the script printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import resource
+import runpy
+import sys
+import traceback
+import typing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import typing_extensions
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tuner.rehearsal.torch_room import megatron
+from tuner.rehearsal.torch_room.cuda import DeviceFacts, stand_in_for_cuda
+from tuner.rehearsal.torch_room.groups import stand_in_for_groups
+from tuner.rehearsal.torch_room.invented import shown_file
+from tuner.rehearsal.torch_room.placement import OnCpu
+from tuner.rehearsal.torch_room.progress import EnoughError, Progress
+from tuner.rehearsal.torch_room.transformer_engine import NoStandInError, stand_in_for_kernels
+from tuner.rehearsal.torch_room.watch import Watch, WatchMode
+
+_MOST_PRINTED = 2_000
+_HERE = str(Path(__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def main() -> int:
+    """Answer the cases of a request."""
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    script, watch = request["script"], Watch()
+    sys.path[0] = str(Path(script).resolve().parent)
+    answers = os.dup(1)
+    for descriptor in (1, 2):
+        os.dup2(os.memfd_create("printed"), descriptor)
+    device = request["device"]
+    stand_in_for_cuda(DeviceFacts(**device | {"capability": tuple(device["capability"])}))
+    _replace_compilers()
+    has_engine = stand_in_for_kernels(watch)
+    missing = _import_framework(script)
+    for case in request["cases"]:
+        if missing:
+            _tell(answers, {"rank": case["rank"], "verdict": "unknown", "error": missing})
+            continue
+        read, write = os.pipe()
+        if (child := os.fork()) == 0:
+            os.close(read)
+            answer = {"rank": case["rank"], "has_transformer_engine": has_engine, **_run(case, script, watch, request)}
+            with os.fdopen(write, "w") as pipe:
+                json.dump(answer | {"printed": _printed()}, pipe)
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            text = pipe.read()
+        _, status = os.waitpid(child, 0)
+        died = {"rank": case["rank"], "verdict": "unknown", "error": f"its process ended with status {status}"}
+        _tell(answers, json.loads(text) if text else died)
+    return 0
+
+
+def _tell(answers: int, answer: dict[str, Any]) -> None:
+    with os.fdopen(os.dup(answers), "w") as file:
+        file.write(json.dumps(answer) + "\n")
+
+
+def _import_framework(script: str) -> str | None:
+    """Import Megatron-LM as the script will find it; return what is missing, or None."""
+    try:
+        megatron.prepare()
+    except ImportError as error:
+        return f"{Path(script).name} is rehearsed with Megatron-LM alone, which its environment lacks ({error})"
+    return None
+
+
+def _replace_compilers() -> None:
+    """Let programs run uncompiled: compilers would want data, or a device."""
+    module: Any = torch
+    module.compile = lambda model=None, *_, **__: model if model is not None else (lambda function: function)
+    module.jit.script = lambda function, *_, **__: function
+    if not hasattr(typing, "override"):  # Megatron-LM's newest versions are written for Python 3.12
+        setattr(typing, "override", typing_extensions.override)  # noqa: B010 - mypy knows none for 3.11
+    with contextlib.suppress(ImportError):
+        triton: Any = importlib.import_module("triton")
+        triton.runtime.driver.set_active(SimpleNamespace(get_benchmarker=lambda: None))
+
+
+def _run(case: dict[str, Any], script: str, watch: Watch, request: dict[str, Any]) -> dict[str, Any]:
+    """Run the script as one rank, and return what was seen; the process serves for nothing afterwards."""
+    rank, world, per_host = case["rank"], case["world"], request["device"]["per_host"]
+    os.environ |= case["environment"]
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank % per_host)}
+    os.environ |= {"LOCAL_WORLD_SIZE": str(per_host), "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    sys.argv = [script, *case["arguments"]]
+    progress = Progress(watch=watch, steps=request["steps"], most_micro_batches=request["most_micro_batches"])
+    stand_in_for_groups(rank, world)
+    megatron.hook(progress)
+    verdict, error, where = "accepted", None, []
+    torch.set_grad_enabled(True)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, OnCpu(), WatchMode(watch):
+        mode.static_shapes = True
+        try:
+            runpy.run_path(script, run_name="__main__")
+            verdict, error = "unknown", "the program ended before its training loop did a step"
+        except EnoughError:
+            pass
+        except BaseException as caught:  # noqa: BLE001 - whatever the framework says is the answer
+            verdict = "unknown" if isinstance(caught, NoStandInError) else "refused"
+            error = str(caught) if verdict == "unknown" else f"{type(caught).__name__}: {caught}"
+            where = _where(caught)
+    return progress.as_json() | {
+        "verdict": verdict,
+        "error": error,
+        "where": where,
+        "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+    }
+
+
+def _printed() -> str:
+    """Return the last that the script printed."""
+    found = ""
+    for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+        with contextlib.suppress(ValueError):  # the script closed it
+            stream.flush()
+        size = os.fstat(descriptor).st_size
+        found += os.pread(descriptor, _MOST_PRINTED, max(size - _MOST_PRINTED, 0)).decode(errors="replace")
+    return found
+
+
+def _where(error: BaseException) -> list[str]:
+    """Return the program's own lines on the way to an error, the innermost last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if not one.filename.startswith((_HERE, _TORCH, "<frozen"))]
+    return [f"{shown_file(one.filename)}:{one.lineno} {one.name}" for one in own[-7:]]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

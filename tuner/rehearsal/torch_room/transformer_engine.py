@@ -1,0 +1,281 @@
+"""Kernels of Transformer Engine's extension for PyTorch, as the tensors that they make.
+
+Transformer Engine's Python code runs above them as it is. Shapes and arguments follow its sources
+(transformer_engine/pytorch/csrc/extensions, version 2.20); kernels of other precisions than bf16 and fp16 are left out
+and say so.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tuner.rehearsal.torch_room.watch import Watch
+
+_TYPES: Any = enum.IntEnum(  # type: ignore[misc] # the name is that of the extension
+    "DType",
+    {
+        "kByte": 0,
+        "kInt32": 2,
+        "kFloat32": 4,
+        "kFloat16": 5,
+        "kBFloat16": 6,
+        "kFloat8E4M3": 7,
+        "kFloat8E5M2": 8,
+        "kFloat4E2M1": 10,
+    },
+)
+_DTYPES = {0: torch.uint8, 2: torch.int32, 4: torch.float32, 5: torch.float16, 6: torch.bfloat16}
+_BACKENDS: Any = enum.IntEnum(  # type: ignore[misc] # as above
+    "NVTE_Fused_Attn_Backend", {"NVTE_No_Backend": -1, "NVTE_F16_arbitrary_seqlen": 1, "NVTE_FP8": 2}
+)
+_VERSIONS = {"get_cublasLt_version": 130100, "get_cudnn_version": 91900, "get_num_cublas_streams": 4}
+
+
+class NoStandInError(Exception):
+    """A kernel is called that has no stand-in."""
+
+
+class _Open(type):
+    """Class with every attribute that it is asked for, each a number of its own, as an enumeration has."""
+
+    def __getattr__(cls, name: str) -> int:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = len([known for known in vars(cls) if not known.startswith("__")])
+        setattr(cls, name, value)
+        return value
+
+
+class Kernels:
+    """Stand-ins of kernels, by their names."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._note = watch.note
+
+    def generic_gemm(
+        self,
+        a: Any,
+        transa: bool,
+        b: Any,
+        transb: bool,
+        out: Any,
+        _quantizer: Any,
+        out_dtype: Any,
+        *rest: Any,
+        comm_overlap: Any = None,
+        **_: Any,
+    ) -> tuple[Any, ...]:
+        """Return `b @ a`, as cuBLAS does in column-major order; with `grad`, also the gradient of the bias."""
+        if comm_overlap is not None:
+            raise NoStandInError("the rehearsal knows no products that overlap with collectives of tp (userbuffers)")
+        bias, _, gelu, gelu_in, grad = rest[:5]
+        rows = b.shape[-1] if transb else b.shape[:-1].numel()
+        columns = a.shape[:-1].numel() if transa else a.shape[-1]
+        self._note("te.gemm", tuple(a.shape), tuple(b.shape))
+        if out is None:
+            lead = (rows,) if transb else tuple(b.shape[:-1])
+            out = _new((*lead, columns), _dtype(out_dtype, b.dtype))
+        bias_gradient = _new((b.shape[-1],), b.dtype) if grad and bias is not None else None
+        return out, bias_gradient, _like(out) if gelu and not grad else gelu_in, None
+
+    def te_general_grouped_gemm(self, a: Any, _transa: Any, b: Any, _transb: Any, *rest: Any) -> Any:
+        """Return the gradients of biases, which the caller made, of one product for each expert."""
+        for one, other in zip(a, b, strict=True):
+            self._note("te.grouped_gemm", tuple(one.shape), tuple(other.shape))
+        return rest[3]
+
+    def rmsnorm_fwd(self, x: Any, _weight: Any, _eps: Any, out: Any, _quantizer: Any, dtype: Any, *_: Any) -> Any:
+        """Return the normed rows, nothing, and a statistic for each row."""
+        self._note("te.rmsnorm_fwd", tuple(x.shape))
+        return _given(out, x.shape, _dtype(dtype, x.dtype)), None, _new(x.shape[:1], torch.float32)
+
+    def rmsnorm_bwd(self, grad: Any, x: Any, _rsigma: Any, weight: Any, *_: Any) -> Any:
+        """Return the gradients of rows and weight."""
+        self._note("te.rmsnorm_bwd", tuple(x.shape))
+        return _new(x.shape, grad.dtype), _like(weight)
+
+    def layernorm_fwd(
+        self, x: Any, _weight: Any, _bias: Any, _eps: Any, out: Any, _quantizer: Any, dtype: Any, *_: Any
+    ) -> Any:
+        """Return the normed rows and two statistics for each."""
+        self._note("te.layernorm_fwd", tuple(x.shape))
+        statistics = (_new(x.shape[:1], torch.float32) for _ in range(2))
+        return (_given(out, x.shape, _dtype(dtype, x.dtype)), *statistics)
+
+    def layernorm_bwd(self, grad: Any, x: Any, _mu: Any, _rsigma: Any, weight: Any, *_: Any) -> Any:
+        """Return the gradients of rows, weight and bias."""
+        self._note("te.layernorm_bwd", tuple(x.shape))
+        return _new(x.shape, grad.dtype), _like(weight), _like(weight)
+
+    def get_fused_attn_backend(self, *_: Any) -> Any:
+        """Return that cuDNN has a fused attention."""
+        return _BACKENDS["NVTE_F16_arbitrary_seqlen"], ""
+
+    def fused_attn_fwd(self, max_q: int, _max_kv: int, training: bool, *rest: Any) -> list[Any]:
+        """Return the output, statistics of the softmax, and a random state."""
+        q, k, v = rest[13:16]
+        self._note("te.attention_fwd", tuple(q.shape), tuple(k.shape))
+        out = _new((*q.shape[:-1], v.shape[-1]), q.dtype)
+        batch = rest[11].shape[0] - 1
+        statistics = _new((batch, q.shape[-2], max_q, 1), torch.float32)
+        return [out, statistics, _new((2,), torch.int64)] if training else [out]
+
+    def fused_attn_bwd(self, _max_q: int, _max_kv: int, *rest: Any) -> list[Any]:
+        """Return the gradients of queries, keys and values."""
+        q, k, v = rest[17:20]
+        self._note("te.attention_bwd", tuple(q.shape), tuple(k.shape))
+        return [_like(q), _like(k), _like(v), None, None]
+
+    def fused_rope_forward(self, x: Any, *_: Any) -> Any:
+        """Return the turned vectors; the backward pass turns them back."""
+        self._note("te.rope", tuple(x.shape))
+        return _like(x)
+
+    fused_rope_backward = fused_rope_forward
+
+    def scaled_softmax_forward(self, x: Any, *_: Any) -> Any:
+        """Return the softmax of scores."""
+        self._note("te.softmax_fwd", tuple(x.shape))
+        return _like(x)
+
+    def scaled_softmax_backward(self, grad: Any, *_: Any) -> Any:
+        """Return the gradient, which is written over the one that came."""
+        self._note("te.softmax_bwd", tuple(grad.shape))
+        return grad
+
+    scaled_masked_softmax_forward = scaled_upper_triang_masked_softmax_forward = scaled_softmax_forward
+    scaled_aligned_causal_masked_softmax_forward = scaled_softmax_forward
+    scaled_masked_softmax_backward = scaled_upper_triang_masked_softmax_backward = scaled_softmax_backward
+    scaled_aligned_causal_masked_softmax_backward = scaled_softmax_backward
+
+    def swiglu(self, x: Any, *_: Any, **__: Any) -> Any:
+        """Return the gated half of the columns."""
+        self._note("te.glu", tuple(x.shape))
+        return _new((*x.shape[:-1], x.shape[-1] // 2), x.dtype)
+
+    geglu = reglu = swiglu
+
+    def multi_tensor_adam(self, *given: Any) -> None:
+        """Change weights and moments in place."""
+        self._note("te.adam", (sum(one.numel() for one in given[2][0]),))
+
+    multi_tensor_adam_capturable = multi_tensor_adam_capturable_master = multi_tensor_adam
+    multi_tensor_adam_param_remainder = multi_tensor_adam
+
+    def multi_tensor_scale(self, *given: Any, **_: Any) -> None:
+        """Scale in place."""
+        self._note("te.scale", (sum(one.numel() for one in given[2][0]),))
+
+    multi_tensor_scale_tensor = multi_tensor_scale
+
+    def multi_tensor_l2norm(self, _size: Any, _flag: Any, tensors: Sequence[Any], per_parameter: Any = False) -> Any:
+        """Return the norm of all tensors, and of each if that is asked for."""
+        self._note("te.l2norm", (sum(one.numel() for one in tensors[0]),))
+        return _new((1,), torch.float32), _new((len(tensors[0]) if per_parameter else 0,), torch.float32)
+
+    def multi_tensor_unscale_l2norm(self, size: Any, flag: Any, tensors: Any, _scale: Any, each: Any = False) -> Any:
+        """Return norms as `multi_tensor_l2norm` does."""
+        return self.multi_tensor_l2norm(size, flag, tensors, each)
+
+    def get_stream_priority_range(self, *_: Any) -> tuple[int, int]:
+        """Return the priorities that NVIDIA's devices have."""
+        return 0, -5
+
+    def device_supports_multicast(self, *_: Any) -> bool:
+        """Return that buffers are not shared over NVLink's multicast."""
+        return False
+
+    def wgrad_gemm_accum(self, x: Any, grad: Any, _main_grad: Any) -> None:
+        """Add a weight's gradient to the buffer of gradients (apex, fused_weight_gradient_mlp_cuda)."""
+        self._note("te.gemm", tuple(x.shape), tuple(grad.shape))
+
+
+class Extension(ModuleType):
+    """Stands for `transformer_engine_torch`: kernels, and enumerations that are made as they are asked for."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__("transformer_engine_torch")
+        known = {name: _called(name, getattr(kernels, name)) for name in dir(kernels) if not name.startswith("_")}
+        constants = {name: lambda _value=value: _value for name, value in _VERSIONS.items()}
+        vars(self).update(known | constants, DType=_TYPES, NVTE_Fused_Attn_Backend=_BACKENDS)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an enumeration for a name that begins as a class, and what refuses to run for any other."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name[0].isupper():
+            setattr(self, name, _Open(name, (), {}))
+            return getattr(self, name)
+
+        def missing(*_: Any, **__: Any) -> Any:
+            raise NoStandInError(f"the rehearsal knows no kernel {name} of Transformer Engine")
+
+        return missing
+
+
+def stand_in_for_kernels(watch: Watch) -> bool:
+    """Let Transformer Engine and apex's fused gradients be imported; return whether Transformer Engine is there."""
+    kernels = Kernels(watch)
+    apex: Any = ModuleType("fused_weight_gradient_mlp_cuda")
+    apex.wgrad_gemm_accum_fp32 = apex.wgrad_gemm_accum_fp16 = kernels.wgrad_gemm_accum
+    sys.modules["fused_weight_gradient_mlp_cuda"] = apex
+    # With this, its package loads no library of CUDA (transformer_engine/common/__init__.py).
+    os.environ["NVTE_PROJECT_BUILDING"] = "1"
+    os.environ.pop("NVTE_RELEASE_BUILD", None)
+    sys.modules["transformer_engine_torch"] = Extension(kernels)
+    try:
+        common = importlib.import_module("transformer_engine.common")
+        common.load_framework_extension = lambda _: None  # type: ignore[attr-defined]
+        utils = importlib.import_module("transformer_engine.pytorch.attention.dot_product_attention.utils")
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.split(".")[0] == "transformer_engine":
+            del sys.modules["transformer_engine_torch"]
+            return False
+        raise
+    parameters: Any = utils.AttentionParams
+    make = parameters.__init__
+
+    def of_plain_tensors(self: Any, *given: Any, **named: Any) -> None:
+        make(self, *given, **named)
+        object.__setattr__(self, "qkv_type", torch.Tensor)  # not FakeTensor, which it would refuse
+
+    parameters.__init__ = of_plain_tensors
+    return True
+
+
+def _called(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a kernel refuse arguments that its stand-in does not know."""
+
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            return kernel(*given, **named)
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            raise NoStandInError(f"the rehearsal knows kernel {name} with other arguments ({error})") from error
+
+    return call
+
+
+def _dtype(given: Any, default: torch.dtype) -> torch.dtype:
+    if isinstance(given, torch.dtype):
+        return given
+    return default if given is None else _DTYPES[int(given)]
+
+
+def _new(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(tuple(shape), dtype=dtype)
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return _new(tensor.shape, tensor.dtype)
+
+
+def _given(out: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return _new(shape, dtype) if out is None else out
