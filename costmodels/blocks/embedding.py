@@ -22,6 +22,8 @@ class Embedding(AbstractBlock):
         hidden_size: Width of a token.
         vocab_size: Rows of the token table.
         learned_positions: Rows of the position table; 0 without one.
+        further: Parameters of further tables and projections of a traced model, such as Gemma 4's embeddings of every
+            layer, which tp is taken to divide (assumed).
     """
 
     kind: ClassVar[str] = "embedding"
@@ -30,6 +32,7 @@ class Embedding(AbstractBlock):
     hidden_size: int
     vocab_size: int
     learned_positions: int = 0
+    further: int = 0
 
     @property
     def table(self) -> int:
@@ -43,12 +46,12 @@ class Embedding(AbstractBlock):
 
     @property
     def parameters(self) -> int:
-        """Parameters of both tables."""
-        return self.table + self.positions
+        """Parameters of all tables."""
+        return self.table + self.positions + self.further
 
     def held(self, degrees: Degrees) -> HeldParameters:
         """Return the parameters of one rank [n]: tp divides the token table (Shoeybi et al. 2019, section 3)."""
-        return HeldParameters(dense=self.table / degrees.tp.astype(np.float64) + self.positions)
+        return HeldParameters(dense=(self.table + self.further) / degrees.tp.astype(np.float64) + self.positions)
 
     def operators(self, build: OperatorBuilder) -> list[Operator]:
         """Return the lookup."""

@@ -116,7 +116,7 @@ def gemma4(config: Config, name: str) -> ModelSpec:
     window, shares = config.count("sliding_window", default=512), config.flag("attention_k_eq_v", default=False)
     config.read.update(("use_bidirectional_attention", "vocab_size_per_layer_input", "use_double_wide_mlp"))
     for key in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
-        check_off(config, key)
+        config.check_off(key)
     bias = config.flag("attention_bias", default=False)
     local = attention(
         config, head_dim=256, bias=bias, output_bias=bias, norm="head", norms=2.0, mask=Mask(window=window)
@@ -134,16 +134,3 @@ def gemma4(config: Config, name: str) -> ModelSpec:
     dense = mlp(config, size=config.count("intermediate_size"), norms=2.0)
     rest = gemma4_experts(config, dense)
     return model(config, [(everywhere if kind == FULL else local, *rest) for kind in kinds], name=name, tied=True)
-
-
-def check_off(config: Config, key: str) -> None:
-    """Refuse a key that turns on what is not read; transformers can build the model instead.
-
-    Raises:
-        ConfigError: the key is there and not 0.
-    """
-    from hardware.io.errors import ConfigError  # noqa: PLC0415
-
-    value = config.value(key, default=None)
-    if value:
-        raise ConfigError("is not read: such layers are no row of known blocks", key=key, value=value)
