@@ -133,10 +133,11 @@ def part_of(layer: nn.Module, path: str) -> Part:
         if child is None:
             return _first(_NAMES, name.lower())
         kind = type(child).__name__
-        asked = ((_CLASSES, _without_model(kind, type(layer).__name__)), (_NAMES, name.lower()), (_CLASSES, kind))
-        found = next((part for rules, said in asked if (part := _first(rules, said)) != "other"), "other")
-        if found != "other":
-            return found
+        own = _without_model(kind, type(layer).__name__)
+        for rules, said in ((_CLASSES, own), (_NAMES, name.lower()), (_CLASSES, kind)):
+            found = _first(rules, said)
+            if found != "other":
+                return found
         module = child
     return "other"
 
