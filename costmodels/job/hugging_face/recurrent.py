@@ -172,7 +172,7 @@ def falcon_h1(config: Config, name: str) -> ModelSpec:
         proj_bias=config.flag("mamba_proj_bias", default=False),
         output_bias=config.flag("projectors_bias", default=False),
     )
-    config.read.update(("mamba_use_mlp", "attn_layer_indices", "num_hidden_layers"))
+    config.read.update(("mamba_use_mlp", "attn_layer_indices", "num_hidden_layers", "mlp_expansion_factor"))
     mixer = attention(config, bias=bias, output_bias=bias)
     ffn = mlp(config, size=config.count("intermediate_size"), bias=has_mlp_bias)
     return model(config, [(mixer, state, ffn)] * config.count("num_hidden_layers"), name=name, tied=False)
