@@ -5,12 +5,16 @@
 For each type of transformers' causal and vision-language mappings, and for BERT, T5 and ViT, the default configuration
 and its changes (benchmarks/support/oracles/model_types.py) are built on the meta device. Columns: parameters of the
 default [billions]; read: `equal` where our reader gives the same number to the last one for all configurations, `with
-buffers` where it does with values that transformers keeps as buffers (correction biases of routers), `equal without its
-tower` where it reads the language model of a multimodal one and says so, the difference where it gives another,
-`refused` where it refuses a configuration, `-` where no reader knows the type; traced: `whole`, `bounded` where
-something could only be bounded, `not run` where the parameters alone are known, or `refused`; layers in all rows, and
-how many of them are unlike; said: what was bounded, or why the type is refused. The exit status is 1 where a reader is
-wrong.
+buffers` where it does with values that transformers keeps as buffers (correction biases of routers), `equal without
+idle experts` where transformers alone gives weights to experts that compute nothing, `equal without its tower` where
+it reads the language model of a multimodal one and says so, the difference where it gives another, `refused` where it
+refuses a configuration, `-` where no reader knows the type; traced: `whole`, `bounded` where something could only be
+bounded, `not run` where the parameters alone are known, or `refused`; model: `equal` where the model that is made of
+the trace has its parameters, `equal without idle experts` as above, `without further rows` where it is the largest of
+several rows of layers, or the difference; flops: by how much the reader's model FLOPs of a token differ from the
+trace's for the default, without modules of multi-token prediction [%]; layers in all rows, and how many of them are
+unlike; said: what was bounded, or why the type is refused. The exit status is 1 where a number is wrong, or FLOPs
+differ by more than a percent though the trace is whole.
 """
 
 from __future__ import annotations
@@ -19,14 +23,21 @@ import json
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.support.oracles.model_types import configurations
 from benchmarks.support.timing import benchmark_parser, publish, tell
+from costmodels.blocks.experts import Experts
 from costmodels.job.hugging_face.reader import READERS, model_from_hugging_face
+from costmodels.job.model_spec import ModelSpec
+from costmodels.job.traced_model import model_of_trace
 from costmodels.traced.model import TracedModel, TracedParameter
 from hardware.io.errors import ConfigError
 
+LENGTHS = (512, 4096)
+"""Tokens of a sequence at which FLOPs are compared."""
 ENCODERS = ("bert", "t5", "vit")
 Row = dict[str, Any]
 
@@ -51,6 +62,8 @@ def measure(model_type: str, *, with_operators: bool = True) -> Row:
         "parameters_b": None,
         "read": "-",
         "traced": "refused",
+        "model": "",
+        "flops": "",
         "layers": "",
         "seconds": 0.0,
     }
@@ -72,6 +85,7 @@ def measure(model_type: str, *, with_operators: bool = True) -> Row:
         "parameters_b": round(first.num_parameters / 1e9, 3),
         "read": _read(model_type, mappings, traces),
         "traced": "parameters" if not with_operators else _grade(said),
+        **(_made(model_type, mappings[0], first) if with_operators else {}),
         "layers": f"{sum(len(one.kinds) for one in first.rows)} of {len(first.kinds)} kinds",
         "seconds": round(time.perf_counter() - start, 1),
         "said": "; ".join([*first.notes, *said][:2])[:160],
@@ -99,9 +113,37 @@ def _read(model_type: str, mappings: list[dict[str, Any]], traces: list[TracedMo
             found.add(f"{difference:+}" if difference else "equal without its tower")
             continue
         difference = spec.num_parameters - trace.num_parameters
-        buffers = difference == trace.num_buffer_values != 0
-        found.add("equal" if not difference else "with buffers" if buffers else f"{difference:+}")
+        known = {trace.num_buffer_values: "with buffers", -_of_idle_experts(spec): "equal without idle experts"}
+        known[0] = "equal"
+        found.add(known.get(difference, f"{difference:+}"))
     return ", ".join(sorted(found))
+
+
+def _of_idle_experts(spec: ModelSpec) -> int:
+    """Count the first matrices that transformers makes for experts without weights, as LongCat's."""
+    routed = [block for layer in spec.layers for block in layer if isinstance(block, Experts)]
+    return sum(one.idle_experts * (1 + one.gated) * one.ffn_size * one.hidden_size for one in routed)
+
+
+def _made(model_type: str, mapping: dict[str, Any], trace: TracedModel) -> Row:
+    """Compare the model that is made of a trace with the trace, and its FLOPs with the reader's."""
+    try:
+        made = model_of_trace(trace, name=model_type)
+    except ConfigError as error:
+        return {"model": f"refused: {error}"[:80]}
+    difference = made.num_parameters - trace.num_parameters
+    told = f"{difference:+}" if difference else "equal"
+    if difference < 0 and len(trace.rows) > 1:
+        told = "without further rows"
+    elif difference < 0 and any("experts that compute nothing" in remark for remark in made.remarks):
+        told = "equal without idle experts"
+    row: Row = {"model": told}
+    if model_type in READERS:
+        with suppress(ConfigError):
+            spec = replace(model_from_hugging_face(mapping, name=model_type, file="config.json"), num_mtp_layers=0)
+            ratios = [spec.model_flops_per_token(length) / made.model_flops_per_token(length) for length in LENGTHS]
+            row["flops"] = round(100 * max((ratio - 1 for ratio in ratios), key=abs), 3)
+    return row
 
 
 def _of_language_model(trace: TracedModel) -> int:
@@ -116,8 +158,10 @@ def _of_language_model(trace: TracedModel) -> int:
 
 
 def failed(row: Row) -> bool:
-    """Return whether a reader gave another number than transformers."""
-    return any(word[0] in "+-" for word in row["read"].split(", ") if word != "-")
+    """Return whether a number of a reader, or of the model that a trace gives, is another than transformers'."""
+    words = [*row["read"].split(", "), row["model"]]
+    unlike = row["traced"] == "whole" and abs(row["flops"] or 0) > 1
+    return unlike or any(word[0] in "+-" for word in words if word not in ("", "-"))
 
 
 def main(arguments: list[str] | None = None) -> int:

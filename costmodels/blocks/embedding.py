@@ -28,6 +28,8 @@ class Embedding(AbstractBlock):
             of their own and of a product of the token's values, normalised (Gemma 3n and 4); 0 without.
         layer_vocab_size: Rows of that table.
         layer_norm_size: Parameters of that norm.
+        further: Parameters of further tables and projections of a traced model, such as Gemma 4's embeddings of every
+            layer, which tp is taken to divide (assumed).
     """
 
     kind: ClassVar[str] = "embedding"
@@ -41,6 +43,7 @@ class Embedding(AbstractBlock):
     layer_inputs: int = 0
     layer_vocab_size: int = 0
     layer_norm_size: int = 0
+    further: int = 0
 
     @property
     def table(self) -> int:
@@ -59,7 +62,7 @@ class Embedding(AbstractBlock):
 
     @property
     def _cut(self) -> int:
-        return self.table + self.layer_vocab_size * self.layer_inputs + self.multiplied
+        return self.table + self.layer_vocab_size * self.layer_inputs + self.multiplied + self.further
 
     @property
     def _copied(self) -> int:

@@ -61,6 +61,7 @@ class TracedPart(AbstractBlock):
         square_flops: FLOPs of those that grow with the sequence, for each token before it.
         moved_bytes: Bytes that everything else reads and writes of one token in eager kernels of 16 bits.
         dense_parameters: Parameters without those of experts.
+        lent_parameters: Parameters of a layer before it that its products use too (Zamba 2).
     """
 
     hidden_size: int
@@ -70,6 +71,7 @@ class TracedPart(AbstractBlock):
     square_flops: float = 0.0
     moved_bytes: float = 0.0
     dense_parameters: int
+    lent_parameters: int = 0
 
     @property
     def parameters(self) -> int:
@@ -81,8 +83,8 @@ class TracedPart(AbstractBlock):
         return HeldParameters(dense=self.dense_parameters / degrees.tp.astype(np.float64))
 
     def mixing_flops(self, length: FloatArray | float) -> FloatArray | float:
-        """Return the FLOPs of one token that belong to no weight, a causal mask not halved."""
-        total = self.scan_flops + self.square_flops * length
+        """Return the FLOPs of one token that belong to no weight of its own, a causal mask not halved."""
+        total = self.scan_flops + 2.0 * self.lent_parameters + self.square_flops * length
         for one in self.heads:
             share = one.mask.share(length) * (2.0 if one.mask.causal else 1.0)
             total = total + 2.0 * length * share * one.number * (one.head_dim + one.value_head_dim)

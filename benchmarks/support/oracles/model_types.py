@@ -5,11 +5,39 @@ from __future__ import annotations
 import json
 from typing import Any
 
+_VOCABULARY = {"vocabulary_map": {"<image>": 1, "<|extra_200|>": 2}}
+_INDEXED = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 256,
+    "indexer_budget": 2048,
+    "indexer_compress_ratio": 4,
+}
+_TURNING = {
+    "rope_parameters": {
+        kind: {"rope_theta": 1e4, "rope_type": "default"} for kind in ("full_attention", "sliding_attention")
+    }
+}
 FILLED: dict[str, dict[str, Any]] = {
+    "aya_vision": {"vision_config": {"num_attention_heads": 16}},
+    "chameleon": _VOCABULARY,
+    "cohere_compass": {"text_config": _TURNING},
+    "cohere_compass_text": _TURNING,
+    "dbrx": {"attn_config": {"rope_theta": 500_000.0, "clip_qkv": 8}},
+    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense"] + ["sparse"] * 31, "num_experts_per_tok": 6}},
     "deepseek_v2": {"num_experts_per_tok": 6, "topk_group": 3, "n_group": 8, "topk_method": "group_limited_greedy"},
+    "diffusion_gemma": {"text_config": {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 512}},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "emu3": _VOCABULARY,
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "glm4_moe": {"head_dim": 128},
+    "glm4v_moe": {"text_config": {"head_dim": 128}},
+    "granite4_vision": {"deepstack_layer_map": [[1, 0], [2, 1]], "downsample_rate": "1/2"},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
+    "qwen4_exp": {"text_config": _INDEXED},
+    "qwen4_exp_text": _INDEXED,
+    "reformer": {"is_decoder": True},
 }
 """Keys without which the default configuration of a type cannot be built."""
 
@@ -51,12 +79,8 @@ CHANGED: dict[str, tuple[dict[str, Any], ...]] = {
     "minimax_m2": ({"head_dim": 64, "num_local_experts": 32},),
     "minimax": ({"head_dim": 96, "num_hidden_layers": 5, "layer_types": None},),
     "nemotron_h": (
-        {
-            "layers_block_type": ["linear_attention", "moe"] * 3,
-            "use_bias": True,
-            "mlp_bias": True,
-            "n_shared_experts": 2,
-        },
+        {"layers_block_type": ["linear_attention", "moe"] * 3, "use_bias": True, "n_shared_experts": 2},
+        {"layers_block_type": ["linear_attention", "mlp", "full_attention"] * 2, "mlp_bias": True},
         {"moe_latent_size": 512, "use_conv_bias": False, "n_groups": 4, "mamba_num_heads": 64},
     ),
     "olmo3": ({"num_key_value_heads": 8, "attention_bias": True},),

@@ -12,6 +12,9 @@ from costmodels.job.decoder import check_count
 from hardware.io.config_file import read_mapping
 from hardware.io.errors import ConfigError
 
+OTHERWISE: Final = "`model: {transformers: FILE}` has transformers build it"
+"""Way out where a file is not read."""
+
 _REQUIRED: Final = object()
 
 
@@ -92,6 +95,16 @@ class Config:
             raise ConfigError("must be a mapping", key=key, value=value)
         return Config(mapping=value)
 
+    def check_off(self, key: str) -> None:
+        """Refuse a key that turns on what is not read.
+
+        Raises:
+            ConfigError: the key is there and turns something on.
+        """
+        if value := self.value(key, default=None):
+            rule = "is not read: such layers are no row of known blocks"
+            raise ConfigError(rule, key=key, value=value, nearest=OTHERWISE)
+
     def check_rest(self) -> None:
         """Refuse a key that nothing read and that may change a size, a FLOP or a byte.
 
@@ -106,7 +119,7 @@ class Config:
             if value is None or value is False or value in (0, 1.0, [], {}) or isinstance(value, str | float):
                 continue
             rule = "may change the model, and is not understood; leave it out if it does not"
-            raise ConfigError(rule, key=key, value=value)
+            raise ConfigError(rule, key=key, value=value, nearest=OTHERWISE)
 
 
 @cache

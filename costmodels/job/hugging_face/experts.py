@@ -226,6 +226,7 @@ def hunyuan_moe(config: Config, name: str) -> ModelSpec:
     config.read.update(("moe_intermediate_size", "attention_head_dim", "norm_type", "org_vocab_size"))
     config.read.update(("moe_drop_tokens", "moe_random_routing_dropped_token", "moe_layer_num_skipped", "mask_init_id"))
     config.read.update(("capacity_factor", "group_limited_greedy", "im_start_id", "im_end_id", "text_start_id"))
+    config.read.update(("im_newline_id", "text_end_id", "pad_id", "class_num", "dense_list"))
     routed = experts(
         config,
         number=_equal(config, "num_experts"),

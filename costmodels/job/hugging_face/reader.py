@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from costmodels.job.hugging_face import decoders, encoders, experts, recurrent, windowed
-from costmodels.job.hugging_face.config import Config
+from costmodels.job.hugging_face.config import OTHERWISE, Config
 from costmodels.job.hugging_face.multimodal import language_model, with_towers
 from costmodels.job.model_spec import ModelSpec, plain_model
 from costmodels.job.tower import TowerWork
@@ -36,7 +36,7 @@ def _read(config: Config, name: str) -> ModelSpec:
     model_type = config.value("model_type")
     reader = READERS.get(model_type) if isinstance(model_type, str) else None
     if reader is None:
-        nearest = f"{did_you_mean(model_type, READERS)}; `model: {{transformers: FILE}}` has transformers build it"
+        nearest = f"{did_you_mean(model_type, READERS)}; {OTHERWISE}"
         raise ConfigError("unknown model type", key="model_type", value=model_type, nearest=nearest)
     found = reader(config, name)
     config.check_rest()

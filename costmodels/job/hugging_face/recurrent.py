@@ -182,6 +182,7 @@ def nemotron_h(config: Config, name: str) -> ModelSpec:
         has_bias = config.flag("mlp_bias", default=False)
         blocks["mlp"] = mlp(config, size=config.count("intermediate_size"), gated=False, bias=has_bias)
     if "moe" in used:
+        config.check_off("mlp_bias")  # shared experts would have biases, routed ones not
         shared = config.count("moe_shared_expert_intermediate_size", default=0, minimum=0)
         blocks["moe"] = experts(
             config,
@@ -196,6 +197,8 @@ def nemotron_h(config: Config, name: str) -> ModelSpec:
     for key in ("intermediate_size", "mlp_bias", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size"):
         config.read.add(key)
     config.read.update(("moe_shared_expert_intermediate_size", "moe_latent_size", "head_dim"))
+    config.read.update(("num_attention_heads", "num_key_value_heads", "mamba_num_heads", "mamba_head_dim", "n_groups"))
+    config.read.update(("ssm_state_size", "conv_kernel", "use_conv_bias", "mamba_proj_bias"))
     mtp_layer = [blocks[kind] for kind in predicting]
     return model(config, [(blocks[kind],) for kind in kinds], name=name, tied=False, mtp=mtp, mtp_layer=mtp_layer)
 
@@ -240,7 +243,7 @@ def falcon_h1(config: Config, name: str) -> ModelSpec:
         proj_bias=config.flag("mamba_proj_bias", default=False),
         output_bias=config.flag("projectors_bias", default=False),
     )
-    config.read.update(("mamba_use_mlp", "attn_layer_indices", "num_hidden_layers"))
+    config.read.update(("mamba_use_mlp", "attn_layer_indices", "num_hidden_layers", "mlp_expansion_factor"))
     mixer = attention(config, bias=bias, output_bias=bias)
     ffn = mlp(config, size=config.count("intermediate_size"), bias=has_mlp_bias)
     return model(config, [(mixer, state, ffn)] * config.count("num_hidden_layers"), name=name, tied=False)
@@ -343,7 +346,7 @@ def lfm2(config: Config, name: str) -> ModelSpec:
 def _lfm2_size(config: Config) -> int:
     """Return the inner size of LFM2's MLPs, which the class may make two thirds of the stated one."""
     size = config.first_count("block_ff_dim", "intermediate_size")
-    config.read.add("intermediate_size")
+    config.read.update(("intermediate_size", "block_ffn_dim_multiplier", "block_multiple_of"))
     if not config.flag("block_auto_adjust_ff_dim", default=True):
         return size
     factor = _number("block_ffn_dim_multiplier", config.value("block_ffn_dim_multiplier", default=1.0))

@@ -99,7 +99,8 @@ def _model_class(name: str) -> type[transformers.PreTrainedModel] | None:
 def built(mapping: Mapping[str, Any], *, name: str) -> tuple[nn.Module, tuple[str, ...]]:
     """Return the model of a config.json on the meta device, in bf16, with attention and experts by the given name.
 
-    Some classes need a `head_dim` that published files leave out; it is filled in then, and a sentence says so.
+    Some classes need a `head_dim` or `num_key_value_heads` that published files leave out; it is filled in then, and a
+    sentence says so.
 
     Raises:
         ConfigError: as `config_of`, or the model cannot be built of these values.
@@ -107,17 +108,37 @@ def built(mapping: Mapping[str, Any], *, name: str) -> tuple[nn.Module, tuple[st
     with _offline():
         config = config_of(mapping)
         model_class = class_of(config, mapping.get("architectures"))
+        config, notes = _own_part(config, model_class)
         model, trouble = _tried(model_class, config, name)
         if model is not None:
-            return model, ()
-        text = config.get_text_config()
-        hidden, heads = (getattr(text, key, None) for key in ("hidden_size", "num_attention_heads"))
-        if getattr(text, "head_dim", 0) is None and hidden and heads:
-            text.head_dim = hidden // heads
+            return model, notes
+        for note in _filled_in(config.get_text_config()):
+            notes = (*notes, note)
             model, _ = _tried(model_class, config, name)
             if model is not None:
-                return model, (f"head_dim is missing and taken as hidden_size / num_attention_heads, {text.head_dim}",)
+                return model, notes
     raise ConfigError(f"cannot be built by transformers' {model_class.__name__}: {trouble}") from None
+
+
+def _own_part(config: Any, model_class: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return the part of a composite configuration that the class takes, as MusicGen's decoder, and a note on it."""
+    if not isinstance(config, model_class.config_class or ()):
+        for key in config.sub_configs:
+            if isinstance(part := getattr(config, key, None), model_class.config_class or ()):
+                return part, (f"{key} alone is traced, by transformers' {model_class.__name__}",)
+    return config, ()
+
+
+def _filled_in(text: Any) -> Iterator[str]:
+    """Fill in one null after the other, each with what most classes take for it, and yield a sentence about it."""
+    hidden, heads = (getattr(text, key, None) for key in ("hidden_size", "num_attention_heads"))
+    own = vars(text)  # a size that differs between layers cannot be asked for
+    if own.get("head_dim", 0) is None and hidden and heads:
+        text.head_dim = hidden // heads
+        yield f"head_dim is missing and taken as hidden_size / num_attention_heads, {text.head_dim}"
+    if own.get("num_key_value_heads", 0) is None and heads:
+        text.num_key_value_heads = heads
+        yield f"num_key_value_heads is missing and taken as num_attention_heads, {heads}"
 
 
 def _tried(model_class: Any, config: Any, name: str) -> tuple[nn.Module | None, str]:
@@ -132,7 +153,8 @@ def _tried(model_class: Any, config: Any, name: str) -> tuple[nn.Module | None, 
                 )
             return model.eval(), ""
         except Exception as error:  # noqa: BLE001 - a constructor fails in its own way on sizes that do not fit
-            trouble = trouble or first_line(error)
+            if not trouble or name in trouble:
+                trouble = first_line(error)
     return None, trouble
 
 

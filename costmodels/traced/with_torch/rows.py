@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 
 from torch import nn
 
@@ -105,6 +106,7 @@ def signature_of(layer: nn.Module) -> tuple[object, ...]:
     return tuple(parts)
 
 
+_WORD = re.compile(r"[A-Z]?[a-z\d]+|[A-Z]+(?![a-z])|.")
 _CLASSES: tuple[tuple[str, Part], ...] = (
     (r"Norm$", "norm"),
     (
@@ -121,18 +123,30 @@ _NAMES: tuple[tuple[str, Part], ...] = (
 
 
 def part_of(layer: nn.Module, path: str) -> Part:
-    """Return the part of a layer that the module or parameter at `path` belongs to, by its outermost part's names."""
+    """Return the part of a layer that the module or parameter at `path` belongs to, by its outermost part's names.
+
+    A class's name begins with its model's, which says nothing of the part: attention of Qwen3-MoE is Qwen3MoeAttention.
+    """
     module, names = layer, path.split(".")
     for name in names:
         child = dict(module.named_children()).get(name)
         if child is None:
             return _first(_NAMES, name.lower())
-        found = _first(_CLASSES, type(child).__name__)
-        found = found if found != "other" else _first(_NAMES, name.lower())
-        if found != "other":
-            return found
+        kind = type(child).__name__
+        own = _without_model(kind, type(layer).__name__)
+        for rules, said in ((_CLASSES, own), (_NAMES, name.lower()), (_CLASSES, kind)):
+            found = _first(rules, said)
+            if found != "other":
+                return found
         module = child
     return "other"
+
+
+def _without_model(name: str, beside: str) -> str:
+    """Return a class's name without the words that it begins with in common with a class of the same model."""
+    words, others = (_WORD.findall(one) for one in (name, beside))
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(words, others, strict=False)))
+    return "".join(words[same:])
 
 
 def is_expert(block: nn.Module, path: str) -> bool:

@@ -56,6 +56,31 @@ def test_a_head_size_that_a_class_needs_is_filled_in_and_told():
     assert traced.notes == ("head_dim is missing and taken as hidden_size / num_attention_heads, 128",)
 
 
+def test_key_heads_that_a_class_needs_are_filled_in_and_told():
+    """Nemotron's class fails without `num_key_value_heads`; one for each query head is taken, and the trace says so."""
+    traced = trace_transformers({"model_type": "nemotron", **SMALL, "num_hidden_layers": 2}, with_operators=False)
+
+    assert "num_key_value_heads is missing and taken as num_attention_heads, 4" in traced.notes
+    assert [one.shape for one in traced.kinds[0].parameters if one.name == "self_attn.k_proj.weight"] == [(64, 64)]
+
+
+def test_the_decoder_of_a_composite_configuration_is_traced():
+    """Of MusicGen's three configurations the decoder's is traced, and the trace says so."""
+    traced = trace_transformers({"model_type": "musicgen"}, with_operators=False)
+
+    assert traced.notes == ("decoder alone is traced, by transformers' MusicgenForCausalLM",)
+    assert [row.name for row in traced.rows] == ["model.decoder.layers"]
+
+
+@pytest.mark.parametrize(("model_type", "mixer"), [("qwen3_moe", "self_attn"), ("granitemoehybrid", "mamba")])
+def test_the_name_of_a_model_does_not_say_what_a_part_is(model_type, mixer):
+    """Qwen3MoeAttention and GraniteMoeHybridMambaLayer mix tokens, though their names have the word for experts."""
+    traced = trace_transformers({"model_type": model_type}, with_operators=False)
+
+    parts = {one.part for one in traced.kinds[0].parameters if one.name.startswith(mixer)}
+    assert parts == {"token mixer"}
+
+
 def test_experts_run_with_balanced_routing():
     """The products of DeepSeek's experts have 8 rows for each token, divided among 384 experts."""
     traced = trace_transformers(KIMI_K2)

@@ -202,6 +202,63 @@ def test_a_missing_q_lora_rank_is_no_null():
     assert "q_lora_rank: is required" in refusal(without(config, "q_lora_rank"))
 
 
+LFM2 = {
+    "model_type": "lfm2",
+    "hidden_size": 64,
+    "vocab_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "layer_types": ["conv", "full_attention"],
+    "block_ff_dim": 100,
+    "block_multiple_of": 256,
+    "block_ffn_dim_multiplier": 1.5,
+}
+NEMOTRON_H = {
+    "model_type": "nemotron_h",
+    "hidden_size": 64,
+    "vocab_size": 384,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+
+
+def test_sizes_that_a_configuration_does_not_use_are_no_unknown_keys():
+    """LFM2's multiple of an unadjusted inner size, and Nemotron-H's heads without attention, are known."""
+    unadjusted = read(LFM2 | {"block_auto_adjust_ff_dim": False})
+    alone = read(NEMOTRON_H | {"layers_block_type": ["mamba", "moe"]})
+
+    assert {block.ffn_size for layer in unadjusted.layers for block in layer if block.kind == "dense_mlp"} == {100}
+    assert [block.kind for layer in alone.layers for block in layer] == ["mamba2", "experts"]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "key"),
+    [
+        (NEMOTRON_H | {"layers_block_type": ["mamba", "moe"], "mlp_bias": True}, "mlp_bias = True"),
+        (
+            LLAMA | {"model_type": "gemma4_text", "hidden_size_per_layer_input": 256},
+            "hidden_size_per_layer_input = 256",
+        ),
+        (LLAMA | {"some_new_size": 17}, "some_new_size = 17"),
+        (LLAMA | {"model_type": "no_such"}, "model_type = 'no_such'"),
+    ],
+)
+def test_what_is_not_read_names_the_way_out(mapping, key):
+    """A refusal of something that transformers may know names the key and says how transformers builds the model."""
+    text = refusal(mapping)
+
+    assert key in text
+    assert "model: {transformers: FILE}" in text
+
+
 @pytest.mark.parametrize(
     ("text", "rule"),
     [("", "not valid JSON"), ("[1, 2]", "must hold a mapping"), ("{", "not valid JSON"), ("{}", "model_type")],
