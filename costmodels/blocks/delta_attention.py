@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from costmodels.blocks.builder import OperatorBuilder
+from costmodels.blocks.contract import AbstractBlock
+from costmodels.blocks.graph import BlockGraph
 from costmodels.blocks.operator import Operator
 from costmodels.blocks.recurrent_mixer import RecurrentMixer
 from hardware.arrays import FloatArray
@@ -60,6 +62,15 @@ class DeltaAttention(RecurrentMixer):
         """Elements of decays and gate, and of two triangular matrices of every chunk, a row of each per token."""
         return 2 * self.inner_width + 2 * self.num_heads * CHUNK
 
+    @property
+    def state_heads(self) -> int:
+        """Heads, which tp deals whole."""
+        return self.num_heads
+
+    def add_to(self, graph: BlockGraph, x: int) -> int:
+        """Refuse: the vectors behind decays and gate are of all heads, which no other such mixer has."""
+        return AbstractBlock.add_to(self, graph, x)
+
     def scan(self, build: OperatorBuilder, tokens: FloatArray) -> list[Operator]:
         """Return the products to decays and gate, and those inside chunks, with values, and with the state."""
         heads, size = self.num_heads / build.context.degrees.tp, self.head_dim
@@ -77,5 +88,5 @@ class DeltaAttention(RecurrentMixer):
         return 2.0 * self.num_heads * self.head_dim * (5 * CHUNK + 3 * self.head_dim)
 
     def sizes(self) -> dict[str, int]:
-        """Return the heads, which tp deals whole."""
-        return {"state_heads": self.num_heads}
+        """Return the heads, which tp deals whole, and cp and up too."""
+        return {"state_heads": self.num_heads, "scanned_heads": self.num_heads}

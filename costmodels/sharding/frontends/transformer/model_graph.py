@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from costmodels.blocks.contract import AbstractBlock
 from costmodels.blocks.graph import HIDDEN, ROWS
+from costmodels.job.model_spec import ModelSpec
 from costmodels.job.training_job import NARROW_BYTES, TrainingJob
 from costmodels.optimizers.registry import DEFAULT_OPTIMIZER
 from costmodels.sharding.frontends.transformer.block_graph import StepGraph
@@ -89,6 +90,7 @@ def transformer_graph(
             key="sequence_length",
             value=job.sequence_length,
         )
+    check_ends(model)
     step = TrainingStep(
         name=model.name,
         sizes=_sizes(job, micro_batch_size),
@@ -100,6 +102,28 @@ def transformer_graph(
     step.backward()
     step.update(optimizer)
     return step.done()
+
+
+def check_ends(model: ModelSpec) -> None:
+    """Refuse a model beside whose layers something stands that has no graph.
+
+    Raises:
+        ConfigError: The model has towers, or its ends have more than tables, the last norm and a bias.
+    """
+    embedding, head = model.embedding, model.head
+    more_than_tables = embedding.parameters != embedding.table + embedding.positions
+    found = {
+        "towers": bool(model.towers),
+        "an embedding with further parts": more_than_tables,
+        "a head with further parts": head.norms != 1.0 or bool(head.transform_size) or head.is_pooled,
+    }
+    for what, is_there in found.items():
+        if is_there:
+            raise ConfigError(
+                f"has {what}, of which no graph is known that planners could shard",
+                key="model",
+                nearest="planner: {name: megatron}, the plan by hand",
+            )
 
 
 def _sizes(job: TrainingJob, micro_batch_size: int) -> dict[str, int]:
