@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from costmodels.blocks.operator import Operator, OpKind, Phase
+from costmodels.blocks.operator import Family, Operator, OpKind, Phase
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import RECOMPUTE_MODES, ConfigGrid
 from costmodels.job.runtime import RuntimeProfile
@@ -89,7 +89,7 @@ def _sum_by_block(
         else:
             sums.backward[block] += seconds
             sums.launches[block] += runs
-        if operator.is_core:
+        if operator.is_core and operator.family is not Family.TOWER:  # images do not vary with the sequences
             sums.attention_core[block] += seconds
         elif operator.kind in (OpKind.MATMUL, OpKind.GROUPED_MATMUL):
             sums.products[block] += seconds

@@ -139,7 +139,6 @@ def model(
     mtp_layer: Sequence[AbstractBlock] = (),
     head_bias: bool = False,
     left_out: Sequence[str] = (),
-    **further: int,
 ) -> ModelSpec:
     """Return the model of these layers, between the tables of the config.json.
 
@@ -152,7 +151,6 @@ def model(
         mtp_layer: Blocks of their layer, if it is not like the last one.
         head_bias: Whether the logits have a bias.
         left_out: Parts that are not read.
-        further: Further fields of the embedding.
     """
     hidden_size, vocab_size = config.count("hidden_size"), config.count("vocab_size")
     is_tied = config.flag("tie_word_embeddings", default=tied)
@@ -164,7 +162,7 @@ def model(
         tied_embeddings=is_tied,
         norm="rms",
         layers=rows,
-        embedding=Embedding(hidden_size=hidden_size, vocab_size=vocab_size, **further),
+        embedding=Embedding(hidden_size=hidden_size, vocab_size=vocab_size),
         head=Head(
             hidden_size=hidden_size, vocab_size=vocab_size, has_table=not is_tied, norm_size=hidden_size, bias=head_bias
         ),

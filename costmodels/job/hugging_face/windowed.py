@@ -151,8 +151,13 @@ def gemma4(config: Config, name: str) -> ModelSpec:
             ffn = replace(dense, ffn_size=dense.ffn_size * (2 if is_wide else 1))
         rows.append((mixer, *gemma4_experts(config, ffn), *own))
     rows_of_table = config.count("vocab_size_per_layer_input", default=262_144)
-    further = {"layer_inputs": layers * width, "layer_vocab_size": rows_of_table, "layer_norm_size": width}
-    return model(config, rows, name=name, tied=True, **(further if width else {}))
+    found = model(config, rows, name=name, tied=True)
+    if not width:
+        return found
+    inputs = replace(
+        found.embedding, layer_inputs=layers * width, layer_vocab_size=rows_of_table, layer_norm_size=width
+    )
+    return replace(found, embedding=inputs)
 
 
 def _changes_of_layers(config: Config) -> dict[int, Config]:

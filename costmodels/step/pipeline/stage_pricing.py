@@ -100,6 +100,7 @@ class StagePricing:
         weights_of = np.maximum(local.total, 1.0)
         is_layer, pieces = setting.job.model.is_layer_piece, self.stages.pieces
         is_embedding = np.arange(len(is_layer)) == len(is_layer) - 2
+        is_embedding[setting.job.model.tower_pieces] = True  # they stand beside it
         layers = np.maximum(self.stages.layers, 1.0)
         self.embedding_share, self.layer_share = (
             local_parameters(setting.job, weights, pieces * chosen).total / weights_of / number

@@ -109,6 +109,7 @@ def _every_stage(job: TrainingJob, has_device: NDArray[np.bool_]) -> StageKinds:
     layers = np.broadcast_to(numbers[:, None] * mean, (pp, len(numbers), len(mean))).copy()
     held = layers.copy()
     held[0, :, -2] = held[-1, :, -1] = 1.0  # the embedding and the head
+    held[0][:, model.tower_pieces] = 1.0
     if model.num_mtp_layers:
         held[-1, :, -3] = model.num_mtp_layers
     # Rows: first all plain stages, then the same stages with one layer recomputed, then with all.

@@ -19,6 +19,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **SMALL, **HEADS},
     "gemma3_text": {"model_type": "gemma3_text", **SMALL, **HEADS, "sliding_window": 64},
     "gpt_oss": {"model_type": "gpt_oss", **SMALL, **HEADS, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "gemma4_text": {
+        "model_type": "gemma4_text",
+        **SMALL,
+        **HEADS,
+        "num_hidden_layers": 12,
+        "global_head_dim": 64,
+        "hidden_size_per_layer_input": 0,
+        "sliding_window": 64,
+    },
     "olmo3": {"model_type": "olmo3", **SMALL, **HEADS, "sliding_window": 64},
     "qwen3_moe": {
         "model_type": "qwen3_moe",

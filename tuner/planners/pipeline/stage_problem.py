@@ -168,12 +168,12 @@ class _Figures:
     Attributes:
         layer_s: Time of a layer of each kind on each kind of device [d, t].
         recompute_s: Time that recomputing such a layer adds [d, t].
-        first_s: Time of the embedding [d].
+        first_s: Time of the embedding, and of towers beside it [d].
         last_s: Time of the head, and of prediction modules before it [d].
         stage_s: Time of a stage without layers [d].
         layer_bytes: Memory that one more layer needs on the first stage and on the last [2, t].
         again_bytes: Memory that one more recomputed layer needs there [2, t].
-        first_bytes: Memory of the embedding.
+        first_bytes: Memory of the embedding and of towers.
         last_bytes: Memory of the head.
         working_bytes: Memory of a stage without layers.
     """
@@ -184,13 +184,14 @@ class _Figures:
         number, num_pieces = len(np.unique(model.piece_of_layer)), len(model.pieces)
         one = np.eye(num_pieces)
         self.size = max(round(model.num_layers / config.pp), 1)
-        # Rows: the average stage; with a layer of each kind more; with that layer recomputed; with the embedding; with
-        # the head. Differences from the first row are the figures of one part.
+        # Rows: the average stage; with a layer of each kind more; with that layer recomputed; with what the first
+        # stage holds beside layers; with the head. Differences from the first row are the figures of one part.
         base, none = self.size * model.mean_layer, np.zeros(num_pieces)
         head = one[-1] + (model.num_mtp_layers * one[-3] if model.num_mtp_layers else 0.0)
         rows = [(base, none), *((base + one[at], none) for at in range(number))]
         rows += [(base + one[at], one[at]) for at in range(number)]
-        rows += [(base + one[-2], none), (base + head, none)]
+        first = one[-2] + one[model.tower_pieces].sum(axis=0)
+        rows += [(base + first, none), (base + head, none)]
         pieces, again = (np.stack(column) for column in zip(*rows, strict=True))
         # every kind of device, as the first stage and as the last, each with all rows: [d, 2, rows]
         shape = (num_kinds, 2, len(rows))

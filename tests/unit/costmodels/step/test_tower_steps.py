@@ -16,6 +16,7 @@ from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import find_cluster
 from tests.support.settings.multimodal import QWEN3_VL_8B
 from tests.support.settings.random_settings import grid_of, setting_for
+from tuner.planners.pipeline.uneven import plan_layers
 
 CLUSTER = find_cluster("dgx-h100", hosts=2)
 
@@ -117,3 +118,14 @@ def test_frozen_weights_have_no_gradients_and_no_states(tp):
         assert more[0] / more[1] == pytest.approx(of_projection / TOWER.parameters, rel=1e-9)
     for found in (frozen, trained):
         assert float(found["weights"][0] - plain["weights"][0]) == pytest.approx(2 * TOWER.parameters)
+
+
+def test_unequal_layers_leave_the_first_stage_room_for_the_tower():
+    """Planned for the whole model, the first of four stages has fewer layers than without its tower."""
+    of_first = []
+    for trained in (None, True):
+        grid, _ = plan_layers(SETTINGS[trained], grid_of(ParallelConfig(pp=4, dp=4)), memory_headroom=0.0)
+        (config,) = (grid.config(at) for at in range(len(grid)))
+        of_first.append(config.assignment.layers[0])
+
+    assert of_first[1] < of_first[0]
