@@ -24,7 +24,7 @@ from costmodels.step.pipeline.unequal_micro_batches import Excess
 from costmodels.step.placement import Groups, Pipeline, local_parameters, place_stages
 from costmodels.step.weights.kept_parts import KeptParts
 from costmodels.step.weights.offload import HostRates, host_rates, optimizer_step_s
-from costmodels.step.weights.passes import accumulation_s
+from costmodels.step.weights.passes import accumulation_s, optimizer_pass_s
 from costmodels.step.weights.products import update_products_s
 from costmodels.step.weights.traffic import OuterPasses, WeightTraffic, weight_traffic
 from hardware.arrays import FloatArray, IntArray
@@ -119,8 +119,9 @@ class StagePricing:
         )
         if products_s.any():
             products_s = np.where(self.stages.has_device.T[:, :, None], products_s, 0.0)
+        passes_s = optimizer_pass_s(setting.job, runtime, weights, local, kept, bandwidth)
         self.optimizer_s = optimizer_step_s(
-            setting.job, runtime, weights, local, kept, bandwidth, slowest, products_s.max(axis=0)
+            setting.job, runtime, weights, local, slowest, passes_s, products_s.max(axis=0)
         )
         of_stages = groups
         if setting.cluster.has_unlike_links:
