@@ -174,6 +174,9 @@ class OperatorBuilder:
         kept_share: FloatArray | float = 0.0,
     ) -> Operator:
         """Return an operator of the block; a model's own sizes are scalars, equal in every row."""
+        shape = np.empty((len(moved_bytes), len(sizes)))
+        for column, size in enumerate(sizes):
+            shape[:, column] = size
         return Operator(
             name=f"{self.block}.{role}",
             kind=kind,
@@ -181,7 +184,7 @@ class OperatorBuilder:
             family=self.family,
             phase=phase,
             precision=precision,
-            shape=np.stack(np.broadcast_arrays(*sizes), axis=1).astype(np.float64),
+            shape=shape,
             flop=flop * np.ones_like(moved_bytes),
             moved_bytes=moved_bytes,
             modules=self.modules,

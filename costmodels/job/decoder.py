@@ -127,16 +127,6 @@ class Decoder:
         return self.hidden_size * (2 if self.norm == "layer" else 1)
 
     @property
-    def q_size(self) -> int:
-        """Width of the queries."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        """Width of the keys; also of the values, except with MLA."""
-        return self.num_kv_heads * self.head_dim
-
-    @property
     def value_head_dim(self) -> int:
         """Size of one value head."""
         return self.v_head_dim if self.uses_mla else self.head_dim

@@ -39,7 +39,7 @@ from costmodels.step.placement import Groups, local_parameters, place_replica
 from costmodels.step.replicas import ReplicaKind
 from costmodels.step.weights.kept_parts import KeptParts
 from costmodels.step.weights.offload import host_rates, optimizer_step_s
-from costmodels.step.weights.passes import accumulation_s
+from costmodels.step.weights.passes import accumulation_s, optimizer_pass_s
 from costmodels.step.weights.products import update_products_s
 from costmodels.step.weights.traffic import weight_collectives, weight_traffic
 from hardware.arrays import FloatArray
@@ -266,6 +266,7 @@ class _Builder:
         products_s = update_products_s(
             job, runtime, self.cluster.devices[device], grid, whole, groups, self.collective_time
         )
+        passes_s = optimizer_pass_s(job, runtime, grid, local, kept, bandwidth)
         accumulation = float(accumulation_s(runtime, grid, local, bandwidth)[0, 0]) * share
         traffic = weight_traffic(job, runtime, grid, groups, local, self.collective_time)
         traffic = traffic.changed(self._planned_once_s(whole))
@@ -295,7 +296,7 @@ class _Builder:
             once_more=reduce(float(traffic.once_more[0, 0])),
             one_layer_s=float(traffic.one_layer[0, 0]),
             weight_share=_by_chunk(share, chunks),
-            optimizer_s=float(optimizer_step_s(job, runtime, grid, local, kept, bandwidth, rates, products_s)[0, 0]),
+            optimizer_s=float(optimizer_step_s(job, runtime, grid, local, rates, passes_s, products_s)[0, 0]),
             **self._surroundings(kind, stage),
         )
         return replace(work, stretch=self._stretch(work, groups))

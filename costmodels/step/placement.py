@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -285,6 +286,12 @@ class StageKinds:
         slowest = np.where(is_on, seconds.sum(axis=1), -np.inf).argmax(axis=0)
         return np.asarray(np.take_along_axis(seconds, slowest[None, None], axis=0)[0])
 
+    def most(self, seconds: FloatArray) -> FloatArray:
+        """Return the longest of times [d, p, c, k] of at least 0 on the devices of each kind of stage [p, c, k]."""
+        if len(seconds) == 1:
+            return np.asarray(seconds[0])
+        return np.asarray(np.where(self.has_device.T[:, None, :, None], seconds, 0.0).max(axis=0))
+
     def longest(self, seconds: FloatArray) -> FloatArray:
         """Return the longest of the times of every stage [pp, k] over the stages of each kind [c, k]."""
         return np.stack([seconds[self.kind_of_stage == kind].max(axis=0) for kind in range(len(self.first))])
@@ -360,6 +367,7 @@ class Pipeline:
         weights: Rows of the grid that differ in the way weights are kept and reduced [w].
         weights_at: Positions of these rows among those of all pipelines [w].
         weights_of: Row of `weights` that each configuration has [k].
+        held: Parameters of every block for these rows [w].
     """
 
     pp: int
@@ -368,6 +376,7 @@ class Pipeline:
     weights: ConfigGrid
     weights_at: IntArray
     weights_of: IntArray
+    held: BlockParameters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -401,9 +410,11 @@ def pipelines(setting: Setting, grid: ConfigGrid, has_device: NDArray[np.bool_] 
     columns = [layout, grid.tp, replicas, grid.ep, grid.expert_tp, grid.zero_stage, grid.copies, grid.offload]
     kept, weights_of = distinct_rows(columns)
     weights = grid.take(kept)
+    held = block_parameters(setting.job.model, weights)
+    of_pp = cache(partial(stage_devices, setting.cluster))
     each = []
     for stages, at, weights_at in zip(layouts, _positions(layout), _positions(layout[kept]), strict=True):
-        devices = stage_devices(setting.cluster, len(stages.held)) if has_device is None else has_device
+        devices = of_pp(len(stages.held)) if has_device is None else has_device
         each.append(
             Pipeline(
                 pp=len(stages.held),
@@ -412,6 +423,7 @@ def pipelines(setting: Setting, grid: ConfigGrid, has_device: NDArray[np.bool_] 
                 weights=weights.take(weights_at),
                 weights_at=weights_at,
                 weights_of=weights_of[at] - weights_at[0],
+                held=held.take(weights_at),
             )
         )
     return Pipelines(each=tuple(each), weights=weights, weights_of=weights_of)
@@ -479,15 +491,18 @@ class BlockParameters:
     expert: FloatArray
     one_expert: FloatArray
 
+    def take(self, index: IntArray) -> BlockParameters:
+        """Select the configurations at the positions `index`."""
+        return BlockParameters(**{f.name: getattr(self, f.name).take(index, axis=1) for f in fields(self)})
+
 
 def block_parameters(model: ModelSpec, grid: ConfigGrid) -> BlockParameters:
     """Compute the parameters of every block on one rank; see `AbstractBlock.held`."""
-    held, shape = [block.held(grid) for block in model.blocks], (len(grid),)
-    return BlockParameters(
-        dense=np.stack([np.broadcast_to(own.dense, shape) for own in held]),
-        expert=np.stack([np.broadcast_to(own.expert, shape) for own in held]),
-        one_expert=np.stack([np.broadcast_to(own.one_expert, shape) for own in held]),
-    )
+    found = BlockParameters(**{f.name: np.empty((len(model.blocks), len(grid))) for f in fields(BlockParameters)})
+    for at, block in enumerate(model.blocks):
+        own = block.held(grid)
+        found.dense[at], found.expert[at], found.one_expert[at] = own.dense, own.expert, own.one_expert
+    return found
 
 
 def _frozen_parameters(model: ModelSpec, grid: ConfigGrid) -> FloatArray:
@@ -500,12 +515,21 @@ def local_table(model: ModelSpec, grid: ConfigGrid) -> FloatArray:
     return model.embedding.table / grid.tp.astype(np.float64)
 
 
-def local_parameters(job: TrainingJob, grid: ConfigGrid, pieces: FloatArray) -> LocalParameters:
+def local_parameters(
+    job: TrainingJob, grid: ConfigGrid, pieces: FloatArray, each: BlockParameters | None = None
+) -> LocalParameters:
     """Compute the parameters per rank of stages that hold `pieces` [s, P], for configurations [k].
 
     A tied head is a copy of the embedding on the last stage. With one stage it is the embedding itself and counts once.
+
+    Args:
+        job: Training job.
+        grid: Configurations [k].
+        pieces: Pieces that each stage holds [s, P].
+        each: Parameters of every block of the same configurations, if they are known.
     """
-    model, each = job.model, block_parameters(job.model, grid)
+    model = job.model
+    each = block_parameters(model, grid) if each is None else each
     blocks = pieces @ model.blocks_of_piece
     tied = local_table(model, grid) * ((grid.pp > 1) & model.tied_embeddings)
     dense = each.dense.copy()

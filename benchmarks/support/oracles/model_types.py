@@ -31,6 +31,7 @@ FILLED: dict[str, dict[str, Any]] = {
     "emu3": _VOCABULARY,
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     "glm4_moe": {"head_dim": 128},
+    "glm4v_moe_text": {"head_dim": 128},
     "glm4v_moe": {"text_config": {"head_dim": 128}},
     "granite4_vision": {"deepstack_layer_map": [[1, 0], [2, 1]], "downsample_rate": "1/2"},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},

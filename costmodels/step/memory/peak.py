@@ -34,6 +34,7 @@ from costmodels.optimizers.registry import OPTIMIZERS
 from costmodels.step.error_models import MemoryErrorModel
 from costmodels.step.pipeline.schedules import stage_in_flight
 from costmodels.step.placement import (
+    BlockParameters,
     Pipeline,
     StageKinds,
     block_parameters,
@@ -284,7 +285,7 @@ def _compute_needs(
     # The first stage of each kind holds the most micro-batches.
     in_flight = stage_in_flight(stages.first[:, None], pipeline.pp, grid.vpp[at], num_micro_batches[at], schedule)
     needed = passes.parts(stages, in_flight, shape_of[at])
-    held = HeldWeights.of(setting.job, pipeline.weights, stages)
+    held = HeldWeights.of(setting.job, pipeline.weights, stages, pipeline.held)
     for part, values in training_states(setting.job, setting.runtime, held).items():
         needed[part] = needed.get(part, 0.0) + values.take(pipeline.weights_of, axis=1)
     return needed
@@ -340,14 +341,17 @@ class HeldWeights:
     kept: KeptParts | None
 
     @classmethod
-    def of(cls, job: TrainingJob, weights: ConfigGrid, stages: StageKinds) -> HeldWeights:
-        """Count the parameters of rows that differ in the way weights are kept [w].
+    def of(
+        cls, job: TrainingJob, weights: ConfigGrid, stages: StageKinds, each: BlockParameters | None = None
+    ) -> HeldWeights:
+        """Count the parameters of rows that differ in the way weights are kept [w]; `each` are those of every block.
 
         ZeRO-3 gathers the weights of the current layer and of the next, holds a layer's gradient before it is
         scattered, and the tables.
         """
         model = job.model
-        local, each = local_parameters(job, weights, stages.pieces), block_parameters(model, weights)
+        each = block_parameters(model, weights) if each is None else each
+        local = local_parameters(job, weights, stages.pieces, each)
         in_layers = model.is_layer_block
         # A stage with several kinds of layers needs room for the largest one.
         of_piece = (model.blocks_of_piece * in_layers) @ (each.dense + each.expert)

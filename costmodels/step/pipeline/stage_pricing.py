@@ -24,7 +24,7 @@ from costmodels.step.pipeline.unequal_micro_batches import Excess
 from costmodels.step.placement import Groups, Pipeline, local_parameters, place_stages
 from costmodels.step.weights.kept_parts import KeptParts
 from costmodels.step.weights.offload import HostRates, host_rates, optimizer_step_s
-from costmodels.step.weights.passes import accumulation_s
+from costmodels.step.weights.passes import accumulation_s, optimizer_pass_s
 from costmodels.step.weights.products import update_products_s
 from costmodels.step.weights.traffic import OuterPasses, WeightTraffic, weight_traffic
 from hardware.arrays import FloatArray, IntArray
@@ -95,7 +95,8 @@ class StagePricing:
         runtime = setting.runtime
         self.runtime, self.pp, self.stages, self.row = runtime, pipeline.pp, pipeline.stages, pipeline.weights_of
         weights = pipeline.weights
-        local = local_parameters(setting.job, weights, self.stages.pieces)
+        each = pipeline.held
+        local = local_parameters(setting.job, weights, self.stages.pieces, each)
         # Shares of a stage's weights that its embedding and each of its layers hold.
         weights_of = np.maximum(local.total, 1.0)
         is_layer, pieces = setting.job.model.is_layer_piece, self.stages.pieces
@@ -103,7 +104,7 @@ class StagePricing:
         is_embedding[setting.job.model.tower_pieces] = True  # they stand beside it
         layers = np.maximum(self.stages.layers, 1.0)
         self.embedding_share, self.layer_share = (
-            local_parameters(setting.job, weights, pieces * chosen).total / weights_of / number
+            local_parameters(setting.job, weights, pieces * chosen, each).total / weights_of / number
             for chosen, number in ((is_embedding, 1.0), (is_layer, layers))
         )
         bandwidth = self.stages.smallest([device.memory_bandwidth_bytes_per_s for device in setting.cluster.devices])
@@ -119,8 +120,9 @@ class StagePricing:
         )
         if products_s.any():
             products_s = np.where(self.stages.has_device.T[:, :, None], products_s, 0.0)
+        passes_s = optimizer_pass_s(setting.job, runtime, weights, local, kept, bandwidth)
         self.optimizer_s = optimizer_step_s(
-            setting.job, runtime, weights, local, kept, bandwidth, slowest, products_s.max(axis=0)
+            setting.job, runtime, weights, local, slowest, passes_s, products_s.max(axis=0)
         )
         of_stages = groups
         if setting.cluster.has_unlike_links:
@@ -153,21 +155,21 @@ class StagePricing:
         both = parts["compute"]
         backward_s = pass_s * np.divide(backward, both, out=np.zeros_like(both), where=both > 0)
         forward_s = pass_s - backward_s
-        parts["dp"] = self.traffic.take(row).per_micro_batch_s(runtime, forward_s, backward_s)
+        traffic = self.traffic.take(row)
+        parts["dp"] = traffic.per_micro_batch_s(runtime, forward_s, backward_s)
         leaves_domain = self.weights_leave_domain.take(row, axis=1)
         # Hidden collectives use the links too; of several kinds of devices, the longest counts.
-        is_on = stages.has_device.T[:, None, :, None]
-        hidden = dict(zip(EXPOSED_PARTS, np.where(is_on, stages.total(costs.hidden), 0.0).max(axis=0), strict=True))
+        hidden = dict(zip(EXPOSED_PARTS, stages.most(stages.total(costs.hidden)), strict=True))
         same_link_s = sum_of(
             np.where(own[row] == leaves_domain, parts[part] + hidden[part], 0.0)
             for part, own in self.layers_leave_domain.items()
         )
         return StageTimes(
             parts_s=parts,
-            core_s=np.where(is_on, stages.total(costs.core), 0.0).max(axis=0)[0],
+            core_s=stages.most(stages.total(costs.core))[0],
             forward_s=forward_s,
             backward_s=backward_s,
-            traffic=self.traffic.take(row).changed(stages.total(costs.once_s)),
+            traffic=traffic.changed(stages.total(costs.once_s)) if costs.once_s.any() else traffic,
             optimizer_s=self.optimizer_s.take(row, axis=1),
             embedding=self.embedding_share.take(row, axis=1),
             layer=self.layer_share.take(row, axis=1),
@@ -236,8 +238,7 @@ def step_parts_s(
         parts["imbalance"] = excess.core * core_s + excess.rest * rest_s
     if is_timed.all():
         return parts | {"pp": np.zeros(len(vpp)), "bubble": -num_micro_batches * stage_s[stage, everyone]}
-    silent = (np.zeros((pp - 1, len(vpp))),) * 2
-    bubble_s = idle_time_s(*passes_s, silent, num_micro_batches, vpp)[slowest, everyone]
+    bubble_s = idle_time_s(*passes_s, None, num_micro_batches, vpp)[slowest, everyone]
     messages_s = (wait_s + idle_s)[slowest, everyone] - bubble_s
     messages_s += hops.rings_s(runtime, pp, vpp, num_micro_batches, *passes_s)
     parts["bubble"] = np.where(is_timed, -num_micro_batches * stage_s[stage, everyone], bubble_s)

@@ -22,7 +22,7 @@ from costmodels.step.block_costs import block_costs
 from costmodels.step.memory.peak import stage_needed_bytes
 from costmodels.step.pipeline.schedules import stage_in_flight
 from costmodels.step.pipeline.stage_pricing import StagePricing
-from costmodels.step.placement import Pipeline, StageKinds, alternatives, place, stage_devices
+from costmodels.step.placement import Pipeline, StageKinds, alternatives, block_parameters, place, stage_devices
 from hardware.arrays import FloatArray
 
 
@@ -91,7 +91,15 @@ def stage_figures(setting: Setting, grid: ConfigGrid, stages: StageKinds) -> tup
     again = block_costs(setting, replace(shapes, recompute=full), kernel_time, collective_s)
     # A pipeline of these stages is priced as if every configuration had weights of its own.
     everyone = np.arange(len(grid))
-    pipeline = Pipeline(pp=pp, stages=stages, at=everyone, weights=grid, weights_at=everyone, weights_of=everyone)
+    pipeline = Pipeline(
+        pp=pp,
+        stages=stages,
+        at=everyone,
+        weights=grid,
+        weights_at=everyone,
+        weights_of=everyone,
+        held=block_parameters(setting.job.model, grid),
+    )
     pricing = StagePricing(setting, pipeline, place(setting.cluster, grid), collective_s)
     parts = pricing.times(once.beside(again).take(shape_of), grid.vpp).parts_s
     num_micro_batches = setting.job.global_batch_size // (grid.dp * grid.mbs)

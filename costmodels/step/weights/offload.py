@@ -22,8 +22,6 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.optimizers.contract import Widths
 from costmodels.optimizers.registry import OPTIMIZERS
 from costmodels.step.placement import LocalParameters, sharded_parameters
-from costmodels.step.weights.kept_parts import KeptParts
-from costmodels.step.weights.passes import optimizer_pass_s
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from hardware.device import Device
@@ -76,9 +74,8 @@ def optimizer_step_s(
     runtime: RuntimeProfile,
     weights: ConfigGrid,
     local: LocalParameters,
-    kept: KeptParts | None,
-    memory_bandwidth: FloatArray,
     rates: HostRates,
+    passes_s: FloatArray,
     products_s: FloatArray | float = 0.0,
 ) -> FloatArray:
     """Compute the time of the optimizer's step on each stage, on the device or on the host [s], [c, w].
@@ -91,17 +88,15 @@ def optimizer_step_s(
         runtime: Runtime profile; it says how wide gradients are.
         weights: Rows of weights [w].
         local: Parameters on one rank.
-        kept: The parameters whose states it keeps, by parts; None if the optimizer treats all parts alike.
-        memory_bandwidth: Memory bandwidth of the slowest device of each kind of stage [bytes/s], [c].
         rates: Rates of the slowest host of each kind of stage.
+        passes_s: Time of the passes on the device if no states are on the host [s], [c, w].
         products_s: Time of the update's matrix products [s], [c, w].
     """
-    on_device = optimizer_pass_s(job, runtime, weights, local, kept, memory_bandwidth)
     if not weights.is_offloaded.any():
-        return on_device + products_s
+        return passes_s + products_s
     share = runtime.offload_share
-    partly = share * _on_host_s(job, runtime, weights, local, rates) + (1 - share) * on_device
-    return np.where(weights.is_offloaded, partly, on_device) + products_s
+    partly = share * _on_host_s(job, runtime, weights, local, rates) + (1 - share) * passes_s
+    return np.where(weights.is_offloaded, partly, passes_s) + products_s
 
 
 def _on_host_s(

@@ -233,7 +233,7 @@ def weight_traffic(
     return WeightTraffic(
         each_gather=np.where(stage == 3, gather, 0.0),
         each_scatter=np.where(each, scatter, 0.0),
-        once_reduce=np.select([stage == 0, ~each], [whole, scattered], between_copies),
+        once_reduce=np.where(stage == 0, whole, np.where(each, between_copies, scattered)),
         once_gather=np.where((stage == 1) | (stage == 2), gather, 0.0),
         once_tied=_sent_s(collectives, alone_s, "tied.all_reduce", whole),
         one_layer=np.where(stage == 3, (gather + scattered) / max(job.model.num_layers // pp, 1), 0.0),

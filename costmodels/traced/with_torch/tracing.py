@@ -118,7 +118,7 @@ def _described(
     ends = []
     for path, end in division.ends:
         parameters = ledger.described(end, _own_parameters(end, path, division))
-        kind: EndKind = "embedding" if end is table else "head" if end is head else _other_end(end)
+        kind = _kind_of(end, table, head, around=_is_around(path, division))
         tied = _Ledger(set()).described(end, end.named_parameters()) if kind == "head" and not parameters else ()
         block = fitted_block(path, end, parameters, ("end", path), runs, tied=tied)
         ends.append(TracedEnd(kind=kind, block=block))
@@ -147,11 +147,20 @@ def _input_table(model: Any) -> nn.Module | None:
     return table
 
 
+def _is_around(path: str, division: Division) -> bool:
+    return any(row.name.startswith(f"{path}." if path else "") for row in division.rows)
+
+
 def _own_parameters(end: nn.Module, path: str, division: Division) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield what an end holds itself: all of a part without rows, only the direct ones of a part around a row."""
-    around = any(row.name.startswith(f"{path}." if path else "") for row in division.rows)
-    yield from end.named_parameters(recurse=not around)
+    yield from end.named_parameters(recurse=not _is_around(path, division))
 
 
-def _other_end(end: nn.Module) -> EndKind:
+def _kind_of(end: nn.Module, table: nn.Module | None, head: nn.Module | None, *, around: bool) -> EndKind:
+    """Return the kind of an end; the table of tokens and the head may be parts of it, as in BERT."""
+    inside = [end] if around else list(end.modules())
+    if any(one is table for one in inside):
+        return "embedding"
+    if any(one is head for one in inside):
+        return "head"
     return "norm" if type(end).__name__.endswith("Norm") else "other"

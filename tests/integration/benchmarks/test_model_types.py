@@ -39,7 +39,13 @@ def test_a_type_without_a_reader_is_traced_and_one_that_needs_a_library_is_refus
 
 
 @pytest.mark.parametrize(
-    ("model_type", "model"), [("gpt2", "equal"), ("zamba2", "equal"), ("longcat_flash", "equal without idle experts")]
+    ("model_type", "model"),
+    [
+        ("gpt2", "equal"),
+        ("modernbert-decoder", "equal"),
+        ("zamba2", "equal"),
+        ("longcat_flash", "equal without idle experts"),
+    ],
 )
 def test_the_model_of_a_trace_has_its_parameters(model_type, model):
     """Tables of positions and layers that share their weights are in the model, as are all experts that compute."""

@@ -104,7 +104,8 @@ def test_printed_flops_per_token_are_those_of_the_architecture(model, printed_gf
     tokens = run.global_batch_size * run.sequence_length
     per_token = float(printed["tflops_per_device"]) * run.step_time_s * run.devices / tokens * 1e3
     spec, whole = run.model, run.model.model_flops_per_token(run.sequence_length)
-    halved = 3 * spec.num_layers * run.sequence_length * (spec.plain.q_size + spec.plain.context_size)
+    widths = spec.plain.num_heads * (spec.plain.head_dim + spec.plain.value_head_dim)
+    halved = 3 * spec.num_layers * run.sequence_length * widths
 
     assert per_token == pytest.approx(printed_gflops, rel=0.01)
     assert (whole - halved) / 1e9 == pytest.approx(printed_gflops, rel=0.01)

@@ -123,7 +123,7 @@ def test_a_given_head_dim_needs_no_divisible_hidden_size():
     """Where head_dim is given, hidden_size may be anything (Qwen3, Mistral-Nemo); elsewhere it must divide."""
     odd = {**LLAMA, "hidden_size": 4100}
 
-    assert read({**odd, "head_dim": 128}).plain.q_size == 4096
+    assert read({**odd, "head_dim": 128}).plain.context_size == 4096
     assert "hidden_size = 4100: must be divisible by the 32 attention heads" in refusal(odd)
 
 

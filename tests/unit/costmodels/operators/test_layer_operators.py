@@ -48,7 +48,7 @@ def test_products_are_six_flop_per_parameter_and_token(name):
     flop = flop_of_a_micro_batch(job, ParallelConfig(), PRODUCTS)
 
     layers = model.num_layers + model.num_mtp_layers
-    attention = 6 * layers * 2048 * (model.plain.q_size + model.plain.context_size)
+    attention = 6 * layers * 2048 * model.plain.num_heads * (model.plain.head_dim + model.plain.value_head_dim)
     expected = 2048 * (model.model_flops_per_token(2048) - attention)
     assert flop == pytest.approx(expected, rel=2e-3)
     assert flop <= expected
