@@ -307,22 +307,24 @@ def _model(imported: Imported, added: Added, name: str, file: Path, folder: Path
         return imported.model_name, find_model(imported.model_name)
     if imported.framework == "hugging-face":
         return relative_path(file, folder), load_model(str(file), Path())
-    if imported.named is not None:
-        return "", imported.named
-    known = {field.name for field in fields(Decoder)}
-    assert imported.model.keys() <= known, "an importer names keys of a decoder"
-    try:
-        model = plain_model(name=name, source=f"the flags of {file.name}", **imported.model)
-    except ConfigError as error:
-        raise error.in_file(str(file)) from None
-    if imported.blocks is not None:
-        model = imported.blocks.apply(model)
+    model = imported.named or _stated(imported, name, file)
     if not model.is_plain:
         return "", model
     sizes = _sizes(model)
     known_models = [other for other in model_names() if find_model(other).is_plain]
     twin = next((other for other in known_models if _sizes(find_model(other)) == sizes), "")
     return twin, model
+
+
+def _stated(imported: Imported, name: str, file: Path) -> ModelSpec:
+    """Return the model whose sizes the file states."""
+    known = {field.name for field in fields(Decoder)}
+    assert imported.model.keys() <= known, "an importer names keys of a decoder"
+    try:
+        model = plain_model(name=name, source=f"the flags of {file.name}", **imported.model)
+    except ConfigError as error:
+        raise error.in_file(str(file)) from None
+    return model if imported.blocks is None else imported.blocks.apply(model)
 
 
 def _sizes(model: ModelSpec) -> dict[str, Any]:

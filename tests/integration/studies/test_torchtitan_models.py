@@ -59,11 +59,11 @@ def resolved(name):
     read = ConfigManager().parse_args(["--module", module, "--config", name])
     degrees = ("tensor", "pipeline", "context", "expert")
     parallelism = {f"{axis}_parallel_degree": getattr(read.parallelism, f"{axis}_parallel_degree") for axis in degrees}
-    schedule = read.parallelism.pipeline_parallel_schedule
+    schedule, parts = read.parallelism.pipeline_parallel_schedule, read.compile.components
     return {
         "training": {"seq_len": read.training.seq_len, "local_batch_size": read.training.local_batch_size},
         "activation_checkpoint": {"mode": POLICIES[type(read.activation_checkpoint).__qualname__.split(".")[0]]},
-        "compile": {"enable": True, "components": read.compile.components} if read.compile.enable else {"enable": False},
+        "compile": {"enable": read.compile.enable} | ({"components": parts} if read.compile.enable else {}),
         "loss": {"num_chunks": read.loss.num_chunks},
         "parallelism": parallelism | ({"pipeline_parallel_schedule": schedule} if schedule != "1F1B" else {}),
     }

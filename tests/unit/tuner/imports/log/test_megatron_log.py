@@ -185,6 +185,17 @@ def test_what_cannot_be_read_is_refused(text, message):
         read(text)
 
 
+def test_a_log_of_a_hybrid_model_has_its_pattern():
+    """Sizes and ratios of state spaces that every log prints say nothing; a pattern, or the program's line, does."""
+    always = {"mamba_state_dim": 128, "mamba_num_heads": None, "hybrid_attention_ratio": 0.0, "hybrid_mlp_ratio": 0.0}
+    pattern = "M-*-" * 8
+
+    assert read(printed(**always)).blocks.hybrid is None
+    hybrid = read(printed(**always, hybrid_layer_pattern=pattern, hybrid_override_pattern=None)).blocks.hybrid
+    assert (hybrid.pattern, hybrid.num_heads) == (pattern, 0)
+    assert set(read(printed(**always) + "building Mamba model ...\n").blocks.hybrid.pattern) == {"M"}
+
+
 def test_a_value_that_is_not_modelled_is_told_with_its_line():
     """A note names the line of the log."""
     text = "head\n" * 10 + printed(rampup_batch_size="['16', '16', '1000']")
