@@ -10,7 +10,8 @@ from megatron.training.arguments import parse_and_validate_args
 def forward_step(batches, model):
     """Return the losses of one micro-batch, and how their sum is taken."""
     batch = next(batches)
-    losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
+    tokens, positions, labels = (batch[name].cuda() for name in ("tokens", "position_ids", "labels"))
+    losses = model(tokens, positions, None, labels=labels)
 
     def total(output):
         summed = output.float().sum()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tuner.rehearsal.torch_room.host_tensors import on_device
 from tuner.rehearsal.torch_room.known_values import answer_lists
 from tuner.rehearsal.torch_room.placement import CPU, OnCpu
 
@@ -128,7 +129,8 @@ def stand_in_for_cuda(device: DeviceFacts) -> None:
 def _stand_in_for_tensors() -> None:
     """Let tensors say that they are on a device, and let backward passes place what they make."""
     tensor: Any = torch.Tensor
-    tensor.cuda = tensor.pin_memory = lambda own, *_, **__: own
+    tensor.cuda = lambda own, *_, **__: on_device(own)
+    tensor.pin_memory = lambda own, *_, **__: own
     tensor.record_stream = lambda *_: None
     tensor.is_cuda = property(lambda _: True)
     cast = tensor.type

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tuner.rehearsal.torch_room.host_tensors import in_host_memory
 from tuner.rehearsal.torch_room.known_values import equal_numbers
 from tuner.rehearsal.torch_room.progress import Progress
 from tuner.rehearsal.torch_room.storages import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
@@ -100,15 +101,14 @@ def _iterators(arguments: Any) -> tuple[Any, None, None]:
 
 def _batches(arguments: Any) -> Iterator[dict[str, torch.Tensor | None]]:
     rows, length = shape = (arguments.micro_batch_size, arguments.seq_length)
-    masked = arguments.create_attention_mask_in_dataloader
+    of_whole = dict.fromkeys(("tokens", "labels", "position_ids"), (shape, torch.long))
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {**of_whole, "loss_mask": (shape, torch.float32)}
+    if arguments.create_attention_mask_in_dataloader:
+        shapes["attention_mask"] = (rows, 1, length, length), torch.bool
     while True:
-        yield {
-            "tokens": torch.empty(shape, dtype=torch.long),
-            "labels": torch.empty(shape, dtype=torch.long),
-            "loss_mask": torch.empty(shape),
-            "position_ids": torch.empty(shape, dtype=torch.long),
-            "attention_mask": torch.empty((rows, 1, length, length), dtype=torch.bool) if masked else None,
-        }
+        with in_host_memory():
+            made = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in shapes.items()}
+        yield {"attention_mask": None} | made
 
 
 def _balance_experts(progress: Progress) -> None:

@@ -9,6 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tuner.rehearsal.torch_room.host_tensors import on_device
+
 CPU = torch.device("cpu")
 
 
@@ -23,8 +25,8 @@ class OnCpu(TorchFunctionMode):
             kwargs["device"] = CPU
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        if func is torch.Tensor.to and len(args) > 1 and _is_accelerator(args[1]):
-            args = (args[0], CPU, *args[2:])
+        if func is torch.Tensor.to and any(map(_is_accelerator, (*args[1:2], device))):
+            args = (on_device(args[0]), *((CPU, *args[2:]) if len(args) > 1 else ()))
         if func is torch.device and args and type(args[0]) is int:
             return torch.device("cuda", args[0])
         if func is torch.tensor:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from tuner.rehearsal.torch_room.host_tensors import is_on_host
+
 ROUNDING = 512
 """Bytes up to whose multiple PyTorch's allocator rounds a tensor (c10/cuda/CUDACachingAllocator.h, kMinBlockSize)."""
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, OTHER = "weights", "gradients", "optimizer", "activations", "other"
@@ -58,7 +60,7 @@ class Storages:
         """Count the storages of what an operator returned."""
         for tensor in _tensors(tensors):
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._sizes and tensor.device.type != "meta":
+            if storage._cdata not in self._sizes and tensor.device.type != "meta" and not is_on_host(tensor):
                 self._begin(storage, self.purpose)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
