@@ -17,6 +17,7 @@ from costmodels.job.setting import Setting
 from hardware.launched_hosts import launched
 from tuner.export.exporter import Export
 from tuner.export.flag_table import FlagValue, Values, read_flags
+from tuner.export.hybrid_pattern import has_pattern
 from tuner.export.megatron import NAMED, megatron_parts
 from tuner.export.megatron_flags import FLAGS, MEGATRON_FLAGS, names_in
 from tuner.export.parts import closing_notes, format_comments, set_optimizer, stated_facts
@@ -121,6 +122,8 @@ def _notes(setting: Setting, config: ParallelConfig) -> list[str]:
         notes.append(
             "hosts: hosts have different numbers of devices; set trainer.num_nodes and trainer.devices yourself"
         )
+    if has_pattern(job.model) and (config.vpp > 1 or config.assignment.layers or job.model.num_layers % config.pp):
+        notes.append("pp: the pattern of a recipe's hybrid model has no bars, which would divide its layers so")
     if setting.runtime.torch_fsdp2:
         notes.append("sharding: MegatronStrategy runs no FSDP2 of PyTorch; nothing is sharded")
     if job.precision != "bf16":

@@ -25,6 +25,7 @@ from tuner.imports import IMPORTERS
 from tuner.imports.bash.texts import Argument
 from tuner.imports.flags import flags_among
 from tuner.imports.megatron import import_flags
+from tuner.imports.settings.bridge_container import import_container
 from tuner.study_file.text import model_text
 
 PUBLISHED = Path(__file__).parents[4] / "configs" / "measured" / "kinds" / "models"
@@ -255,3 +256,32 @@ def test_a_written_pattern_is_read_as_it_was_meant(parts, modules):
     assert found.blocks.hybrid.segments == (tuple(map(len, parts)) if len(parts) > 1 else ())
     assert has_pattern(model)
     assert pattern_of(model, list(map(len, parts))) == pattern
+
+
+def test_a_configuration_of_megatron_bridge_has_the_same_fields():
+    """Its fields have the flags' names, and so do the sizes of state spaces, which are not taken from defaults."""
+    model = {
+        "hidden_size": 2688,
+        "num_attention_heads": 32,
+        "num_query_groups": 2,
+        "kv_channels": 128,
+        "ffn_hidden_size": 1856,
+        "mamba_num_heads": 64,
+        "mamba_state_dim": 128,
+        "num_moe_experts": 128,
+        "moe_router_topk": 6,
+        "moe_ffn_hidden_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712,
+        "hybrid_layer_pattern": NANO,
+        "num_layers": 52,
+        "vocab_size": 131072,
+        "normalization": "RMSNorm",
+        "add_bias_linear": False,
+        "position_embedding_type": "none",
+        "seq_length": 8192,
+        "share_embeddings_and_output_weights": False,
+        "pipeline_model_parallel_size": 1,
+    }
+    found = import_container({"model": model, "train": {"micro_batch_size": 1, "global_batch_size": 64}})
+
+    assert found.blocks.apply(plain_model(name="m", source="flags", **found.model)) == model_of(THIRTY)
