@@ -127,7 +127,7 @@ class Attention(AbstractBlock):
         queries, keys = self.num_heads / tp * self.head_dim, self.local_kv(context.degrees)
         gates = self.gate_size / tp
         width = queries + gates + self.kv_projections * keys
-        operators = build.norm(self.hidden_size, norms=self.norms)
+        operators = build.norm(self.hidden_size, norms=self.norms, is_fused=True)
         # of the products of queries, keys and values, the second is not kept
         operators += build.matmul("qkv", tokens, self.hidden_size, width, kept_share=1.0 - keys / width)
         if self.rotary:  # rotary positions change queries and keys, not values
@@ -173,7 +173,7 @@ class Attention(AbstractBlock):
             products = tally.hidden + queries + key_values / 2 + output + core + tally.scattered
             dropped = np.maximum(kept - products, 0.0)
         else:
-            dropped = tally.drops("core_attn") * core + tally.drops("layernorm") * tally.hidden
+            dropped = tally.drops("core_attn") * core
         return BlockMemory(kept=kept, dropped=dropped, gradient=np.zeros_like(kept))
 
     def exchanges(self, context: BlockContext) -> Exchanges:

@@ -120,10 +120,14 @@ class OperatorBuilder:
             )
         ]
 
-    def norm(self, width: int, *, norms: float = 1.0) -> list[Operator]:
-        """Return the block's norms over rows of `width` elements in both passes."""
+    def norm(self, width: int, *, norms: float = 1.0, is_fused: bool = False) -> list[Operator]:
+        """Return the block's norms over rows of `width` elements in both passes.
+
+        Recomputation of the module `layernorm` repeats no norm that is fused with the product behind it (megatron-core
+        transformer_layer.py: an IdentityOp in its place; Transformer Engine, LayerNormLinear).
+        """
         rows = self.context.residual * norms
-        build, element_bytes = self.of_module("layernorm"), self.context.element_bytes
+        build, element_bytes = self if is_fused else self.of_module("layernorm"), self.context.element_bytes
         shape, precision = (rows, width), self.context.precision
         forward, backward = (passes * element_bytes * rows * width for passes in (2.0, 3.0))
         return [

@@ -113,7 +113,7 @@ class DenseMlp(AbstractBlock):
         context, own = build.context, build.of_module("mlp")
         inner = self.ffn_size / context.degrees.tp
         return [
-            *build.norm(self.hidden_size, norms=self.norms),
+            *build.norm(self.hidden_size, norms=self.norms, is_fused=True),
             *mlp_operators(own, "", context.tokens, self.hidden_size, inner, gated=self.gated),
             *build.add_residual(self.hidden_size),
         ]
@@ -126,7 +126,7 @@ class DenseMlp(AbstractBlock):
             products = tally.second_products(first, gated=self.gated)
             dropped = np.maximum(kept - products - tally.scattered, 0.0)
         else:
-            dropped = tally.drops("mlp") * (first + last) + tally.drops("layernorm") * tally.hidden
+            dropped = tally.drops("mlp") * (first + last)
         return BlockMemory(kept=kept, dropped=dropped, gradient=tally.hidden + first + tally.working)
 
     def exchanges(self, context: BlockContext) -> Exchanges:  # noqa: ARG002 # the contract's

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -123,9 +123,8 @@ class RecurrentMixer(AbstractBlock):
     def operators(self, build: OperatorBuilder) -> list[Operator]:
         """Return the norm, the products, the convolution, the scan with its gate, and the residual."""
         tokens, tp, h = build.context.tokens, build.context.degrees.tp, self.hidden_size
-        norms = [replace(operator, modules=build.modules) for operator in build.norm(h, norms=self.norms)]
         return [
-            *norms,
+            *build.norm(h, norms=self.norms, is_fused=True),
             *build.matmul("in_proj", tokens, h, self.input_width / tp),
             *self.core(build),
             *build.activation("gate", tokens * (self.inner_width / tp), gated=True),

@@ -158,7 +158,8 @@ def test_recomputation_costs_compute(name):
         compute_s.append(float(estimate(job, HOST, ParallelConfig(dp=8, recompute=mode)).breakdown_s["compute"][0]))
 
     assert compute_s == sorted(compute_s)
-    assert len(set(compute_s)) == (4 if name == "mixtral-8x7b" else 5)  # which has no MLP but its experts
+    # norms of dense layers are fused with the products behind them, and Mixtral has no MLP but its experts
+    assert len(set(compute_s)) == (5 if name == "deepseek-v3" else 4)
     assert 1.2 < compute_s[-1] / compute_s[0] < 1.4
 
 

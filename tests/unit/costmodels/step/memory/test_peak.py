@@ -107,12 +107,16 @@ def test_full_recomputation_keeps_the_layers_input_alone(name):
     ("modules", "dropped"),
     [
         (("mlp",), 2 * 4096 * 3 * 14336),
-        (("layernorm",), 2 * 2 * 4096 * 4096),
+        (("layernorm",), 0),
         (("core_attn", "mlp"), 4 * 4096 * 32 + 2 * 4096 * 3 * 14336),
     ],
 )
 def test_selective_recomputation_drops_what_it_names(modules, dropped):
-    """Of a dense layer: the MLP's inner values, the norms' outputs, attention's log-sum-exp (transformer_config.py)."""
+    """Of a dense layer: the MLP's inner values, attention's log-sum-exp (transformer_config.py), and nothing for norms.
+
+    Megatron-LM itself, rehearsed with 8 layers on pp=2, tp=2, dp=2, has the same peak with `--recompute-modules layernorm`
+    as without recomputation.
+    """
     job = replace(LLAMA, recompute_modules=modules)
 
     whole, selective = kept(job, ParallelConfig(), ParallelConfig(recompute="selective"))
