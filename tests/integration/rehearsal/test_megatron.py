@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from docs.site.json_keys import JSON_KEYS
 from tests.support.rehearsal.megatron_study import needs_megatron, write_study
 from tests.support.studies.command_line import in_process
 
@@ -40,6 +41,13 @@ def test_every_stage_holds_what_the_model_and_the_optimizer_are(tmp_path):
         assert parts["gradients"] == pytest.approx(4 * parameters, rel=1e-3)
         assert parts["optimizer"] == pytest.approx(12 * parameters / 2, rel=1e-3)
         assert sum(parts.values()) == one["peak_bytes"]
+
+
+def test_the_answer_has_the_documented_keys(tmp_path):
+    """docs/commands.md names the keys of `--json`, and no others are there."""
+    found = rehearsed(write_study(tmp_path), "--config", "dp=8,mbs=1", "--ranks", "0")
+
+    assert found.keys() == JSON_KEYS["rehearse"][""].keys()
 
 
 def test_recomputation_needs_less_and_sends_more(tmp_path):

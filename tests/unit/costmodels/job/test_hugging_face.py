@@ -243,10 +243,6 @@ def test_sizes_that_a_configuration_does_not_use_are_no_unknown_keys():
     ("mapping", "key"),
     [
         (NEMOTRON_H | {"layers_block_type": ["mamba", "moe"], "mlp_bias": True}, "mlp_bias = True"),
-        (
-            LLAMA | {"model_type": "gemma4_text", "hidden_size_per_layer_input": 256},
-            "hidden_size_per_layer_input = 256",
-        ),
         (LLAMA | {"some_new_size": 17}, "some_new_size = 17"),
         (LLAMA | {"model_type": "no_such"}, "model_type = 'no_such'"),
     ],

@@ -77,8 +77,8 @@ def test_without_the_knob_that_it_needs_none_is_recommended(monkeypatch):
 
 def test_freed_memory_counts():
     """Recomputing other modules is recommended where a faster layout then fits."""
-    setting = replace(setting_of("llama3-70b"), cluster=find_cluster("dgx-h100", 32))
-    found = verdicts(setting, opened=("recompute",))["recompute_modules"]
+    setting = replace(setting_of("mixtral-8x7b"), cluster=find_cluster("dgx-h100", 2))
+    found = verdicts(setting, opened=("recompute",))["recompute_modules_moe"]
 
     assert found.is_recommended
     assert "of the memory" in found.reason

@@ -114,8 +114,8 @@ def test_full_recomputation_keeps_the_layers_input_alone(name):
 def test_selective_recomputation_drops_what_it_names(modules, dropped):
     """Of a dense layer: the MLP's inner values, attention's log-sum-exp (transformer_config.py), and nothing for norms.
 
-    Megatron-LM itself, rehearsed with 8 layers on pp=2, tp=2, dp=2, has the same peak with `--recompute-modules layernorm`
-    as without recomputation.
+    Megatron-LM itself, rehearsed with 8 layers on pp=2, tp=2, dp=2, has the same peak with `layernorm` recomputed as
+    without recomputation.
     """
     job = replace(LLAMA, recompute_modules=modules)
 
