@@ -20,6 +20,7 @@ from tuner.cli.options import (
     StudyFile,
     launchable_config,
     load,
+    number,
     whole_number,
     with_plans,
 )
@@ -50,7 +51,7 @@ def rehearse(
     unconfined: Annotated[
         bool, Option("--unconfined", help="Run it also where nothing can be put between the program and this machine.")
     ] = False,
-    limit_s: Annotated[float, Option("--limit", metavar="S", help="Time limit of the whole rehearsal [s].")] = 600.0,
+    limit: Annotated[str, Option(metavar="S", help="Time limit of the whole rehearsal [s].")] = "600",
     storage: Storage = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -61,17 +62,19 @@ def rehearse(
     own Python environment, without network, and what it writes is thrown away. Programs of Megatron-LM can be
     rehearsed; see `docs/rehearsal.md`.
     """
+    limit_s = number("--limit", limit, above_zero=True)
     request = load(study, overrides, storage)
     wanted, notes = launchable_config(request, chosen)
     warn(notes)
     prepared = with_plans(request, StoredStudies(request.storage), wanted)
     config = prepared.problem.with_knobs(wanted)
+    parts = _parts(ranks, config)
     question = "Run the study's program here, behind a boundary?"
     if not yes and not (sys.stdin.isatty() and typer.confirm(question, err=True)):
         rule = "runs the study's program, and was not confirmed"
         raise ConfigError(rule, key="rehearse", nearest="--yes confirms it")
     say(f"Rehearsing {config_in_words(prepared.problem, config)}", err=True)
-    answers = _rehearsed(prepared, config, ranks, whole=whole, limit_s=limit_s, unconfined=unconfined, is_quiet=as_json)
+    answers = _rehearsed(prepared, config, parts, whole=whole, limit_s=limit_s, unconfined=unconfined, is_quiet=as_json)
     predicted = _predicted_bytes(prepared, config)
     if as_json:
         print_json(_payload(prepared, config, answers, predicted))
@@ -84,7 +87,7 @@ def rehearse(
 def _rehearsed(
     prepared: Prepared,
     config: ParallelConfig,
-    ranks: str,
+    parts: tuple[Part, ...],
     *,
     whole: bool,
     limit_s: float,
@@ -105,7 +108,6 @@ def _rehearsed(
     device = prepared.problem.cluster.devices[0]
     if capability_of(device) is None:
         warn([f"the compute capability of {device.name} is not known here; the program is told 9.0, that of H100"])
-    parts = _parts(ranks, config)
     answers = []
     try:
         for answer in rehearse(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +51,8 @@ _CAPABILITIES = {
 }
 """Compute capabilities by the first word of a device's name (docs.nvidia.com, CUDA GPU compute capability)."""
 _BYTES_AT_ONCE = 1 << 16
+_PATIENCE_S = 10.0
+"""Time that the boundary, which has the same limit, may take to end the program by itself [s]."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,13 +129,15 @@ def rehearse(
                 (folder / name).mkdir()
             _write_request(folder, program, parts, world, device, most_micro_batches)
             running = _start(folder, boundary, program, limit_s, environment)
-            told = 0
+            told, began_s = 0, time.monotonic()
             for answer in _answers(running, parts, limit_s):
                 told += 1
                 yield answer
             refused = _refusal(folder) if boundary and not told else ""
             if not refused:
-                yield from (_without_answer(part) for part in parts[told:])
+                is_late = time.monotonic() - began_s >= limit_s
+                ended = f"it took more than {limit_s:g} s" if is_late else "its process was killed"
+                yield from (_without_answer(part, ended) for part in parts[told:])
                 return
             reasons[boundary] = refused
     raise NoBoundaryError(reasons)
@@ -189,9 +194,14 @@ def _start(folder: Path, boundary: str, program: Program, limit_s: float, enviro
 
 def _answers(running: Supervised, parts: Sequence[Part], limit_s: float) -> Iterator[RankAnswer]:
     """Yield the answers among the lines that the process writes; end it at the time limit, or if nobody reads on."""
-    deadline_s, rest, left = time.monotonic() + limit_s, b"", list(parts)
+    deadline_s, rest, left = time.monotonic() + limit_s + _PATIENCE_S, b"", list(parts)
     try:
-        while time.monotonic() < deadline_s and (read := running.read(_BYTES_AT_ONCE)):
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            if not select.select([running.output], [], [], left_s)[0]:
+                return
+            read = os.read(running.output, _BYTES_AT_ONCE)
+            if not read:
+                return
             *lines, rest = (rest + read).split(b"\n")
             for line in lines:
                 if line.startswith(b'{"rank"'):
@@ -210,6 +220,6 @@ def _refusal(folder: Path) -> str:
         return ""
 
 
-def _without_answer(part: Part) -> RankAnswer:
-    words = "the rehearsal ended before it: out of time, or its process was killed"
+def _without_answer(part: Part, ended: str) -> RankAnswer:
+    words = f"the rehearsal ended before an answer: {ended}"
     return RankAnswer(rank=part.rank, stage=part.stage, verdict="unknown", error=words, parts={}, invented={})
