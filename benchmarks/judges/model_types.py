@@ -7,7 +7,8 @@ and its changes (benchmarks/support/oracles/model_types.py) are built on the met
 default [billions]; read: `equal` where our reader gives the same number to the last one for all configurations, `with
 buffers` where it does with values that transformers keeps as buffers (correction biases of routers), `equal without
 idle experts` where transformers alone gives weights to experts that compute nothing, `equal without its tower` where
-it reads the language model of a multimodal one and says so, the difference where it gives another, `refused` where it
+it reads the language model of a multimodal one and says so, `equal but for a head` where transformers builds such a
+language model alone without the table of its logits, the difference where it gives another, `refused` where it
 refuses a configuration, `-` where no reader knows the type; traced: `whole`, `bounded` where something could only be
 bounded, `not run` where the parameters alone are known, or `refused`; model: `equal` where the model that is made of
 the trace has its parameters, `equal without idle experts` as above, `without further rows` where it is the largest of
@@ -114,6 +115,8 @@ def _read(model_type: str, mappings: list[dict[str, Any]], traces: list[TracedMo
             continue
         difference = spec.num_parameters - trace.num_parameters
         known = {trace.num_buffer_values: "with buffers", -_of_idle_experts(spec): "equal without idle experts"}
+        if not any(end.kind == "head" for end in trace.ends):
+            known[spec.head.table] = "equal but for a head"
         known[0] = "equal"
         found.add(known.get(difference, f"{difference:+}"))
     return ", ".join(sorted(found))
