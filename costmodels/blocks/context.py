@@ -1,4 +1,4 @@
-"""What a block is told: the shapes of a configuration, the numerics, and the facts of the runtime.
+"""Context of a block: the shapes of a configuration, the numerics, and the facts of the runtime.
 
 Letters: u unique shape rows; T tokens of one micro-batch on one rank, `mbs*s/(cp*up)`.
 """

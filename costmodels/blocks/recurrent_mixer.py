@@ -1,4 +1,4 @@
-"""What all mixers with a state share: projections cut by heads, a convolution, chunks, and heads dealt over cp and up.
+"""Base of all mixers with a state: projections cut by heads, a convolution, chunks, and heads dealt over cp and up.
 
 A state runs along the whole sequence, so cp and up do not cut the sequence of such a mixer: ranks exchange all to all,
 once before the convolution and once after the scan, and each has whole sequences of a part of the heads (megatron-core

@@ -1,4 +1,4 @@
-"""What the trace of a model says: numbers and shapes, no objects of torch.
+"""Trace of a model: numbers and shapes, no objects of torch.
 
 A model is rows of layers and the ends around them. Equal layers are one block, described once. A block lists its
 parameters and what one forward pass of a micro-batch runs in it, as amounts of its b sequences of s tokens

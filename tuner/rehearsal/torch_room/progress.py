@@ -15,7 +15,7 @@ class EnoughError(BaseException):
 
 @dataclass(slots=True)
 class Progress:
-    """What a program did so far.
+    """Progress of a program.
 
     Attributes:
         watch: Record of the present step.

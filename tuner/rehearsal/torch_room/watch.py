@@ -40,7 +40,7 @@ class Collective:
 
 @dataclass(slots=True)
 class Watch:
-    """What was seen of one rank.
+    """Record of one rank.
 
     Attributes:
         storages: Live storages.
