@@ -31,6 +31,10 @@ EXCEPTIONS = {
     ("tuner/capture/stand_in.py", "os.spawnvpe"): "a command inside the captured one, as a list of arguments",
     ("tuner/capture/program_output.py", "subprocess.Popen"): "a program whose output the script reads, as a list",
     ("tuner/capture/room/enter.py", "os.execve"): "the user's script behind its boundary, as a list of arguments",
+    ("tuner/rehearsal/torch_room/serve.py", "runpy"): "the study's program, once the user agreed, behind its boundary",
+    ("tuner/rehearsal/torch_room/serve.py", "importlib.import_module"): OUR_NAMES,
+    ("tuner/rehearsal/torch_room/megatron.py", "importlib.import_module"): OUR_NAMES,
+    ("tuner/rehearsal/torch_room/transformer_engine.py", "importlib.import_module"): OUR_NAMES,
     ("trials/on_ray/local.py", "subprocess.Popen"): "our own module, as a list of arguments",
     ("trials/ranks/processes.py", "subprocess.Popen"): "our own module, as a list of arguments",
     ("tuner/__init__.py", "importlib.import_module"): "modules of ours, from a table of names that stands beside it",
@@ -63,7 +67,7 @@ EXCEPTIONS = {
 
 NEVER_IMPORTED = {
     *("pickle", "cPickle", "_pickle", "marshal", "shelve", "dbm", "dill", "cloudpickle", "joblib", "jsonpickle", "xml"),
-    *("lxml", "xmlrpc", "html5lib", "plistlib", "pty", "commands", "runpy", "code", "codeop", "imp", "telnetlib"),
+    *("lxml", "xmlrpc", "html5lib", "plistlib", "pty", "commands", "code", "codeop", "imp", "telnetlib"),
     *("ftplib", "smtplib", "urllib.request", "http.client", "http.server", "socketserver.TCPServer", "requests"),
 }
 NEVER_CALLED = {
@@ -81,7 +85,7 @@ LISTED = {"subprocess.Popen", "importlib.import_module", "socket.create_server",
     for kind in ("", "l", "le", "lp", "lpe", "v", "ve", "vp", "vpe", "p")
 }
 _YAML = re.compile(r"yaml\.\w*([lL]oad|[lL]oader|dump)")
-LISTED_IMPORTS = {"multiprocessing", "multiprocessing.connection", "concurrent.futures"}
+LISTED_IMPORTS = {"runpy", "multiprocessing", "multiprocessing.connection", "concurrent.futures"}
 
 
 def imported_names(tree):
@@ -175,6 +179,12 @@ OPENERS = {
     ("tuner/cli/init.py", "write_text"): IN_OUR_FOLDER,
     ("tuner/cli/main.py", "read_text"): OF_OURS,
     ("tuner/planners/engine/branch_and_bound.py", "open"): "opens a node of a search tree, no file",
+    ("tuner/rehearsal/program.py", "open"): "the first line of torchrun, which names its interpreter",
+    ("tuner/rehearsal/run.py", "read_text"): IN_OUR_FOLDER,
+    ("tuner/rehearsal/run.py", "write_text"): IN_OUR_FOLDER,
+    ("tuner/rehearsal/run.py", "shutil.copytree"): IN_OUR_FOLDER,
+    ("tuner/rehearsal/torch_room/serve.py", "os.fdopen"): "pipes between our own processes",
+    ("tuner/rehearsal/torch_room/serve.py", "read_text"): IN_OUR_FOLDER,
     ("tuner/run/driver.py", "read_text"): OF_THE_SYSTEM,
     ("tuner/storage/backup.py", "os.open"): A_DATABASE,
     ("tuner/storage/backup.py", "read_bytes"): A_DATABASE,
