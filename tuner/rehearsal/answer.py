@@ -102,6 +102,7 @@ class RankAnswer:
             "verdict": self.verdict,
             "error": self.error,
             "where": list(self.where),
+            "printed": self.printed,
             "parameters": self.parameters,
             "peak_bytes": self.peak_bytes,
             "parts_bytes": {part: self.parts.get(part, 0) for part in PARTS},

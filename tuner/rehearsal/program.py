@@ -30,14 +30,14 @@ class Program:
         script: Path of the Python file.
         arguments: Words after it.
         directory: Working directory.
-        environment: Variables that the trial sets, by name.
+        environment: Variables that the trial sets, by name; None for one that it removes.
     """
 
     interpreter: str
     script: Path
     arguments: tuple[str, ...]
     directory: Path
-    environment: Mapping[str, str]
+    environment: Mapping[str, str | None]
 
 
 def program_of(starts: Started, environment: Mapping[str, str]) -> Program:
@@ -64,20 +64,21 @@ def program_of(starts: Started, environment: Mapping[str, str]) -> Program:
         rule = "starts the program in a container; a rehearsal runs with an interpreter of this machine"
         raise ConfigError(rule, key=key, value=container, nearest="run `meshtune rehearse` inside the container")
     arguments = tuple(word.text for word in launch.training)
-    if unknown := next((word for word in arguments if _BRACES.fullmatch(word)), None):
-        raise ConfigError("has a value that only a host knows", key=key, value=unknown)
+    if unknown := next((word for word in arguments if _BRACES.search(word)), None):
+        raise ConfigError("has a value that only a host knows, or a trial's own copy of a file", key=key, value=unknown)
     script = starts.directory / texts[0]
     if not script.is_file():
         raise ConfigError("names a Python file that is not there", key=key, value=str(script))
     variables = {
-        name: _expanded(text, starts, environment) for name, text in starts.environment.items() if text is not None
+        name: None if text is None else _expanded(text, starts, environment)
+        for name, text in starts.environment.items()
     }
     return Program(
         interpreter=_interpreter(launch, environment.get("PATH", os.defpath)),
         script=script,
         arguments=arguments,
         directory=starts.directory,
-        environment={name: text for name, text in variables.items() if not _BRACES.search(text)},
+        environment={name: text for name, text in variables.items() if not _BRACES.search(text or "")},
     )
 
 

@@ -159,7 +159,7 @@ def _write_request(
         "num_sms": device.num_sms or 132,
         "per_host": device.devices_per_host,
     }
-    case = {"world": world, "arguments": program.arguments, "environment": dict(program.environment)}
+    case = {"world": world, "arguments": program.arguments, "environment": _set(program.environment)}
     request = {
         "script": str(program.script),
         "steps": STEPS,
@@ -173,8 +173,9 @@ def _write_request(
 def _start(folder: Path, boundary: str, program: Program, limit_s: float, environment: Mapping[str, str]) -> Supervised:
     """Start the room's process behind a boundary, or without one."""
     command = (program.interpreter, "-m", MODULE, str(folder / "request.json"))
-    searched = (str(folder / "path"), program.environment.get("PYTHONPATH", environment.get("PYTHONPATH")))
-    variables = {**environment, **program.environment, **_QUIET, "PYTHONPATH": os.pathsep.join(filter(None, searched))}
+    given = _set({**environment, **program.environment})
+    searched = (str(folder / "path"), given.get("PYTHONPATH"))
+    variables = given | _QUIET | {"PYTHONPATH": os.pathsep.join(filter(None, searched))}
     variables |= {"TMPDIR": str(folder / "tmp"), "PWD": str(program.directory)}
     if not boundary:
         return start_supervised(command, variables, program.directory)
@@ -190,6 +191,11 @@ def _start(folder: Path, boundary: str, program: Program, limit_s: float, enviro
         bounds=bounds,
     )
     return start_behind(setting)
+
+
+def _set(variables: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the variables that are not removed."""
+    return {name: text for name, text in variables.items() if text is not None}
 
 
 def _answers(running: Supervised, parts: Sequence[Part], limit_s: float) -> Iterator[RankAnswer]:

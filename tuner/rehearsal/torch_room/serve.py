@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import resource
 import runpy
 import sys
@@ -24,7 +25,13 @@ from typing import Any
 
 import torch
 import typing_extensions
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 
 from tuner.rehearsal.torch_room import megatron
 from tuner.rehearsal.torch_room.cuda import DeviceFacts, stand_in_for_cuda
@@ -35,6 +42,13 @@ from tuner.rehearsal.torch_room.progress import EnoughError, Progress
 from tuner.rehearsal.torch_room.transformer_engine import NoStandInError, stand_in_for_kernels
 from tuner.rehearsal.torch_room.watch import Watch, WatchMode
 
+FakeError = (
+    DataDependentOutputException
+    | DynamicOutputShapeException
+    | UnsupportedFakeTensorException
+    | UnsupportedOperatorException
+)
+"""Errors of PyTorch about operators that tensors without data cannot run."""
 _MOST_PRINTED = 2_000
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
@@ -60,7 +74,7 @@ def main() -> int:
         read, write = os.pipe()
         if (child := os.fork()) == 0:
             os.close(read)
-            answer = {"rank": case["rank"], "has_transformer_engine": has_engine, **_run(case, script, watch, request)}
+            answer = {"rank": case["rank"], **_run(case, script, watch, request, has_engine=has_engine)}
             with os.fdopen(write, "w") as pipe:
                 json.dump(answer | {"printed": _printed()}, pipe)
             os._exit(0)
@@ -99,7 +113,9 @@ def _replace_compilers() -> None:
         triton.runtime.driver.set_active(SimpleNamespace(get_benchmarker=lambda: None))
 
 
-def _run(case: dict[str, Any], script: str, watch: Watch, request: dict[str, Any]) -> dict[str, Any]:
+def _run(
+    case: dict[str, Any], script: str, watch: Watch, request: dict[str, Any], *, has_engine: bool
+) -> dict[str, Any]:
     """Run the script as one rank, and return what was seen; the process serves for nothing afterwards."""
     rank, world, per_host = case["rank"], case["world"], request["device"]["per_host"]
     os.environ |= case["environment"]
@@ -119,8 +135,8 @@ def _run(case: dict[str, Any], script: str, watch: Watch, request: dict[str, Any
         except EnoughError:
             pass
         except BaseException as caught:  # noqa: BLE001 - whatever the framework says is the answer
-            verdict = "unknown" if isinstance(caught, NoStandInError) else "refused"
-            error = str(caught) if verdict == "unknown" else f"{type(caught).__name__}: {caught}"
+            verdict = "unknown" if _is_ours(caught, has_engine=has_engine) else "refused"
+            error = str(caught) if isinstance(caught, NoStandInError) else f"{type(caught).__name__}: {caught}"
             where = _where(caught)
     return progress.as_json() | {
         "verdict": verdict,
@@ -139,6 +155,14 @@ def _printed() -> str:
         size = os.fstat(descriptor).st_size
         found += os.pread(descriptor, _MOST_PRINTED, max(size - _MOST_PRINTED, 0)).decode(errors="replace")
     return found
+
+
+def _is_ours(error: BaseException, *, has_engine: bool) -> bool:
+    """Return whether an error says that something of the rehearsal is missing, and nothing of the layout."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, NoStandInError | FakeError) or (frames and frames[-1].filename.startswith(_HERE)):
+        return True
+    return not has_engine and re.search(r"transformer.?engine|\bTE\b", str(error), re.IGNORECASE) is not None
 
 
 def _where(error: BaseException) -> list[str]:

@@ -49,7 +49,7 @@ def test_variables_have_their_values(tmp_path):
     found = program_of(one, {**PATH, "DATA": "/data"})
 
     assert found.arguments == ("--data=/data",)
-    assert found.environment == {"A": "/data"}
+    assert found.environment == {"A": "/data", "B": None}
 
 
 @pytest.mark.parametrize(
