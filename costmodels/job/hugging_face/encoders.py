@@ -26,6 +26,24 @@ from hardware.io.errors import ConfigError
 FULL = Mask(causal=False)
 
 
+def _layer(config: Config, width: int, *, qkv_bias: bool) -> tuple[Attention, DenseMlp]:
+    """Read a layer of BERT or ViT: attention to all tokens and an MLP, each with a norm of two vectors."""
+    heads, norm_size = config.count("num_attention_heads", default=12), 2 * width
+    attention = Attention(
+        hidden_size=width,
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=even_head_dim(width, heads),
+        qkv_bias=qkv_bias,
+        output_bias=True,
+        rotary=False,
+        mask=FULL,
+        norm_size=norm_size,
+    )
+    inner = config.count("intermediate_size", default=3072)
+    return attention, DenseMlp(hidden_size=width, ffn_size=inner, gated=False, bias=True, norm_size=norm_size)
+
+
 def bert(config: Config, name: str) -> ModelSpec:
     """Read BERT or RoBERTa, as it is trained to fill in masked words."""
     _check_head(config, "ForMaskedLM")
@@ -37,27 +55,15 @@ def bert(config: Config, name: str) -> ModelSpec:
     if not config.flag("tie_word_embeddings", default=True):
         rule = "must be true, as in every published model: without it transformers keeps two biases of the logits"
         raise ConfigError(rule, key="tie_word_embeddings", value=False)
-    heads, norm_size = config.count("num_attention_heads", default=12), 2 * width
-    attention = Attention(
-        hidden_size=width,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=even_head_dim(width, heads),
-        qkv_bias=True,
-        output_bias=True,
-        rotary=False,
-        mask=FULL,
-        norm_size=norm_size,
-    )
-    inner = config.count("intermediate_size", default=3072)
-    mlp = DenseMlp(hidden_size=width, ffn_size=inner, gated=False, bias=True, norm_size=norm_size)
+    norm_size = 2 * width
+    layer = _layer(config, width, qkv_bias=True)
     return ModelSpec(
         name=name,
         source=f"config.json of {name}",
         hidden_size=width,
         tied_embeddings=True,
         norm="layer",
-        layers=((attention, mlp),) * config.count("num_hidden_layers", default=12),
+        layers=(layer,) * config.count("num_hidden_layers", default=12),
         embedding=Embedding(
             hidden_size=width,
             vocab_size=vocab_size,
@@ -134,7 +140,7 @@ def modernbert(config: Config, name: str) -> ModelSpec:
 def vit(config: Config, name: str) -> ModelSpec:
     """Read ViT, as it is trained to say the class of an image; a sequence is an image with its token of the whole."""
     _check_head(config, "ForImageClassification")
-    width, heads = config.count("hidden_size", default=768), config.count("num_attention_heads", default=12)
+    width = config.count("hidden_size", default=768)
     tokens, norm_size = square_patches(config, side=224, patch=16) + 1, 2 * width
     values = config.count("num_channels", default=3) * square_side(config, "patch_size", 16) ** 2
     labels = config.value("id2label", default={"0": "", "1": ""})
@@ -142,19 +148,7 @@ def vit(config: Config, name: str) -> ModelSpec:
         raise ConfigError("must map the numbers of classes to their names", key="id2label", value=labels)
     config.read.update(("label2id", "encoder_stride", "pooler_output_size"))  # of other heads
     bias = config.flag("qkv_bias", default=True)
-    attention = Attention(
-        hidden_size=width,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=even_head_dim(width, heads),
-        qkv_bias=bias,
-        output_bias=True,
-        rotary=False,
-        mask=FULL,
-        norm_size=norm_size,
-    )
-    inner = config.count("intermediate_size", default=3072)
-    mlp = DenseMlp(hidden_size=width, ffn_size=inner, gated=False, bias=True, norm_size=norm_size)
+    layer = _layer(config, width, qkv_bias=bias)
     patches: AbstractBlock = Projection(inputs=values, outputs=width, bias=True)
     number = config.count("num_hidden_layers", default=12)
     return ModelSpec(
@@ -163,7 +157,7 @@ def vit(config: Config, name: str) -> ModelSpec:
         hidden_size=width,
         tied_embeddings=False,
         norm="layer",
-        layers=((patches, attention, mlp), *((attention, mlp),) * (number - 1)),
+        layers=((patches, *layer), *(layer,) * (number - 1)),
         # a row for each position, and the token of the whole image
         embedding=Embedding(hidden_size=width, vocab_size=0, learned_positions=tokens + 1),
         head=Head(
