@@ -32,7 +32,7 @@ THEIR_IMPORTS := dacite datasets einops hjson psutil tensorboard tokenizers torc
 TRITON := triton==3.3.1
 
 # Transformer Engine's Python code and what it imports, in a folder of its own: without the libraries of CUDA, its import
-# fails for all who do not stand in for them, as rehearsals do (tuner/rehearsal/torch_room/transformer_engine.py).
+# fails for all who do not stand in for them, as rehearsals do (tuner/rehearsal/torch_room/frameworks/transformer_engine.py).
 ENGINE := transformer-engine onnxscript onnx onnx-ir ml-dtypes
 
 # The quick lane: units that are not marked as slow, and one whole study on a local Ray; tests/conftest.py says it too.

@@ -31,7 +31,6 @@ if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import ParallelConfig
     from tuner.forecast.prepared import Prepared
     from tuner.rehearsal.answer import RankAnswer
-    from tuner.rehearsal.run import Part
 
 STAGES, ALL = "stages", "all"
 SHOWN_PLACES = 8
@@ -68,13 +67,15 @@ def rehearse(
     warn(notes)
     prepared = with_plans(request, StoredStudies(request.storage), wanted)
     config = prepared.problem.with_knobs(wanted)
-    parts = _parts(ranks, config)
+    chosen_ranks = _ranks(ranks, config)
     question = "Run the study's program here, behind a boundary?"
     if not yes and not (sys.stdin.isatty() and typer.confirm(question, err=True)):
         rule = "runs the study's program, and was not confirmed"
         raise ConfigError(rule, key="rehearse", nearest="--yes confirms it")
     say(f"Rehearsing {config_in_words(prepared.problem, config)}", err=True)
-    answers = _rehearsed(prepared, config, parts, whole=whole, limit_s=limit_s, unconfined=unconfined, is_quiet=as_json)
+    answers = _rehearsed(
+        prepared, config, chosen_ranks, whole=whole, limit_s=limit_s, unconfined=unconfined, is_quiet=as_json
+    )
     predicted = _predicted_bytes(prepared, config)
     if as_json:
         print_json(_payload(prepared, config, answers, predicted))
@@ -87,7 +88,7 @@ def rehearse(
 def _rehearsed(
     prepared: Prepared,
     config: ParallelConfig,
-    parts: tuple[Part, ...],
+    ranks: tuple[int, ...],
     *,
     whole: bool,
     limit_s: float,
@@ -97,7 +98,7 @@ def _rehearsed(
     """Rehearse the ranks, and show each answer as it comes."""
     from tuner.capture.run_script import NoBoundaryError
     from tuner.rehearsal.program import program_of
-    from tuner.rehearsal.run import capability_of, enough_micro_batches, rehearse
+    from tuner.rehearsal.run import capability_of, cases_of, enough_micro_batches, rehearse
     from tuner.run.single_trial import num_trials
 
     starts = prepared.backend.starts(config, trial_number=num_trials(prepared))
@@ -111,11 +112,8 @@ def _rehearsed(
     answers = []
     try:
         for answer in rehearse(
-            program,
-            parts,
-            world=config.num_devices,
+            cases_of(program, config, ranks, None if whole else enough_micro_batches(config)),
             device=device,
-            most_micro_batches=None if whole else enough_micro_batches(config),
             limit_s=limit_s,
             unconfined=unconfined,
             environment=os.environ,
@@ -129,13 +127,13 @@ def _rehearsed(
     return answers
 
 
-def _parts(ranks: str, config: ParallelConfig) -> tuple[Part, ...]:
+def _ranks(ranks: str, config: ParallelConfig) -> tuple[int, ...]:
     """Return the ranks that `--ranks` names.
 
     Raises:
         ConfigError: it names none, or one outside the world.
     """
-    from tuner.rehearsal.run import one_rank_a_stage, parts_of
+    from tuner.rehearsal.run import one_rank_a_stage
 
     if ranks == STAGES:
         return one_rank_a_stage(config)
@@ -144,7 +142,7 @@ def _parts(ranks: str, config: ParallelConfig) -> tuple[Part, ...]:
     outside = next((number for number in numbers if number >= world), None)
     if outside is not None:
         raise ConfigError(f"is no rank of {world}, which begin at 0", key="--ranks", value=outside)
-    return parts_of(config, numbers)
+    return tuple(numbers)
 
 
 def _predicted_bytes(prepared: Prepared, config: ParallelConfig) -> list[int] | None:

@@ -1,4 +1,4 @@
-"""Program behind a trial's command: its interpreter, its Python file and arguments, without launcher and wrappers."""
+"""Program behind a trial's command: its interpreter, its Python file or module, its arguments, without wrappers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ class Program:
 
     Attributes:
         interpreter: Path of the Python interpreter.
-        script: Path of the Python file.
+        script: Path of the Python file; None for a module.
+        module: Name of the module that `-m` names; None for a file.
         arguments: Words after it.
         directory: Working directory.
         environment: Variables that the trial sets, by name; None for one that it removes.
     """
 
     interpreter: str
-    script: Path
+    script: Path | None
+    module: str | None
     arguments: tuple[str, ...]
     directory: Path
     environment: Mapping[str, str | None]
@@ -58,16 +60,15 @@ def program_of(starts: Started, environment: Mapping[str, str]) -> Program:
     if launch is None:
         raise ConfigError("names no Python program", key=key, value=shlex.join(words))
     texts = [word.text for word in launch.program]
-    if texts[0] == "-m":
-        raise ConfigError("starts a module; Python files can be rehearsed", key=key, value=" ".join(texts))
     if container := next((word.text for word in launch.outer if base_name(word) in CONTAINERS), None):
         rule = "starts the program in a container; a rehearsal runs with an interpreter of this machine"
         raise ConfigError(rule, key=key, value=container, nearest="run `meshtune rehearse` inside the container")
     arguments = tuple(word.text for word in launch.training)
     if unknown := next((word for word in arguments if _BRACES.search(word)), None):
         raise ConfigError("has a value that only a host knows, or a trial's own copy of a file", key=key, value=unknown)
-    script = starts.directory / texts[0]
-    if not script.is_file():
+    module = texts[1] if texts[0] == "-m" else None
+    script = None if module else starts.directory / texts[0]
+    if script is not None and not script.is_file():
         raise ConfigError("names a Python file that is not there", key=key, value=str(script))
     variables = {
         name: None if text is None else _expanded(text, starts, environment)
@@ -76,6 +77,7 @@ def program_of(starts: Started, environment: Mapping[str, str]) -> Program:
     return Program(
         interpreter=_interpreter(launch, environment.get("PATH", os.defpath)),
         script=script,
+        module=module,
         arguments=arguments,
         directory=starts.directory,
         environment={name: text for name, text in variables.items() if not _BRACES.search(text or "")},

@@ -8,7 +8,7 @@ import select
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from costmodels.job.parallel_config import ParallelConfig
@@ -56,22 +56,28 @@ _PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """Part of a world that is rehearsed.
+class Case:
+    """Run of a program as one rank of a world.
 
     Attributes:
+        program: Program to run.
+        world: Number of ranks.
         rank: Number of the rank.
         stage: Number of its pipeline stage.
+        most_micro_batches: Largest number of micro-batches that a step makes; None for all.
     """
 
+    program: Program
+    world: int
     rank: int
     stage: int
+    most_micro_batches: int | None = None
 
 
-def one_rank_a_stage(config: ParallelConfig) -> tuple[Part, ...]:
+def one_rank_a_stage(config: ParallelConfig) -> tuple[int, ...]:
     """Return the first rank of every stage; the ranks of one follow each other (megatron-core parallel_state.py)."""
     per_stage = config.num_devices // config.pp
-    return tuple(Part(rank=stage * per_stage, stage=stage) for stage in range(config.pp))
+    return tuple(stage * per_stage for stage in range(config.pp))
 
 
 def enough_micro_batches(config: ParallelConfig) -> int:
@@ -83,10 +89,15 @@ def enough_micro_batches(config: ParallelConfig) -> int:
     return 2 * config.pp
 
 
-def parts_of(config: ParallelConfig, ranks: Sequence[int]) -> tuple[Part, ...]:
-    """Return ranks with their stages."""
-    per_stage = config.num_devices // config.pp
-    return tuple(Part(rank=rank, stage=rank // per_stage) for rank in ranks)
+def cases_of(
+    program: Program, config: ParallelConfig, ranks: Sequence[int], most_micro_batches: int | None
+) -> tuple[Case, ...]:
+    """Return the runs of a program, with the flags of a configuration, as several ranks."""
+    world, per_stage = config.num_devices, config.num_devices // config.pp
+    return tuple(
+        Case(program=program, world=world, rank=rank, stage=rank // per_stage, most_micro_batches=most_micro_batches)
+        for rank in ranks
+    )
 
 
 def capability_of(device: Device) -> tuple[int, int] | None:
@@ -96,12 +107,9 @@ def capability_of(device: Device) -> tuple[int, int] | None:
 
 
 def rehearse(
-    program: Program,
-    parts: Sequence[Part],
+    cases: Sequence[Case],
     *,
-    world: int,
     device: Device,
-    most_micro_batches: int | None = None,
     limit_s: float = LIMIT_S,
     unconfined: bool = False,
     environment: Mapping[str, str],
@@ -109,11 +117,8 @@ def rehearse(
     """Run a program as several ranks, one after the other, and yield each answer as it comes.
 
     Args:
-        program: Program to run.
-        parts: Ranks.
-        world: Number of ranks of the world.
+        cases: Runs, one at least; their programs differ in arguments and variables alone.
         device: Device that the program believes to be on.
-        most_micro_batches: Largest number of micro-batches that a step makes; None for all.
         limit_s: Time limit of all [s].
         unconfined: Whether the program runs without a boundary if none is possible.
         environment: Variables beside those of the program.
@@ -123,29 +128,28 @@ def rehearse(
         OSError: the interpreter cannot be started.
     """
     reasons: dict[str, str] = {}
+    program = cases[0].program
     for boundary in (*BOUNDARIES, *([""] if unconfined else [])):
         with short_folder() as folder:
             for name in ("bin", "base", "records", "out", "tmp"):
                 (folder / name).mkdir()
-            _write_request(folder, program, parts, world, device, most_micro_batches)
+            _write_request(folder, cases, device)
             running = _start(folder, boundary, program, limit_s, environment)
             told, began_s = 0, time.monotonic()
-            for answer in _answers(running, parts, limit_s):
+            for answer in _answers(running, cases, limit_s):
                 told += 1
                 yield answer
             refused = _refusal(folder) if boundary and not told else ""
             if not refused:
                 is_late = time.monotonic() - began_s >= limit_s
                 ended = f"it took more than {limit_s:g} s" if is_late else "its process was killed"
-                yield from (_without_answer(part, ended) for part in parts[told:])
+                yield from (_without_answer(case, ended) for case in cases[told:])
                 return
             reasons[boundary] = refused
     raise NoBoundaryError(reasons)
 
 
-def _write_request(
-    folder: Path, program: Program, parts: Sequence[Part], world: int, device: Device, most_micro_batches: int | None
-) -> None:
+def _write_request(folder: Path, cases: Sequence[Case], device: Device) -> None:
     """Write what the room reads, and the room itself, alone on its path."""
     package = folder / "path" / "tuner" / "rehearsal"
     package.mkdir(parents=True)
@@ -159,13 +163,22 @@ def _write_request(
         "num_sms": device.num_sms or 132,
         "per_host": device.devices_per_host,
     }
-    case = {"world": world, "arguments": program.arguments, "environment": _set(program.environment)}
+    program = cases[0].program
     request = {
-        "script": str(program.script),
+        "script": None if program.script is None else str(program.script),
+        "module": program.module,
         "steps": STEPS,
-        "most_micro_batches": most_micro_batches,
         "device": facts,
-        "cases": [asdict(part) | case for part in parts],
+        "cases": [
+            {
+                "rank": case.rank,
+                "world": case.world,
+                "most_micro_batches": case.most_micro_batches,
+                "arguments": case.program.arguments,
+                "environment": dict(case.program.environment),
+            }
+            for case in cases
+        ],
     }
     (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
 
@@ -198,9 +211,9 @@ def _set(variables: Mapping[str, str | None]) -> dict[str, str]:
     return {name: text for name, text in variables.items() if text is not None}
 
 
-def _answers(running: Supervised, parts: Sequence[Part], limit_s: float) -> Iterator[RankAnswer]:
+def _answers(running: Supervised, cases: Sequence[Case], limit_s: float) -> Iterator[RankAnswer]:
     """Yield the answers among the lines that the process writes; end it at the time limit, or if nobody reads on."""
-    deadline_s, rest, left = time.monotonic() + limit_s + _PATIENCE_S, b"", list(parts)
+    deadline_s, rest, left = time.monotonic() + limit_s + _PATIENCE_S, b"", list(cases)
     try:
         while (left_s := deadline_s - time.monotonic()) > 0:
             if not select.select([running.output], [], [], left_s)[0]:
@@ -226,6 +239,6 @@ def _refusal(folder: Path) -> str:
         return ""
 
 
-def _without_answer(part: Part, ended: str) -> RankAnswer:
+def _without_answer(case: Case, ended: str) -> RankAnswer:
     words = f"the rehearsal ended before an answer: {ended}"
-    return RankAnswer(rank=part.rank, stage=part.stage, verdict="unknown", error=words, parts={}, invented={})
+    return RankAnswer(rank=case.rank, stage=case.stage, verdict="unknown", error=words, parts={}, invented={})

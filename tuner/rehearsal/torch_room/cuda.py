@@ -21,6 +21,8 @@ _SILENT = (
     "ipc_collect",
 )
 """Functions that do nothing here."""
+_OF_DEVICES = ("device_ids", "output_device")
+"""Arguments of DDP that are None for modules on the CPU."""
 _TYPES = ("FloatTensor", "HalfTensor", "BFloat16Tensor", "IntTensor", "LongTensor", "DoubleTensor", "ByteTensor")
 
 
@@ -158,6 +160,15 @@ def _stand_in_for_modules() -> None:
         torch.native_dropout(x, p, training)[0] if training and p else x
     )
     nn.Module._apply = _apply  # type: ignore[method-assign]
+    parallel: Any = nn.parallel.DistributedDataParallel
+    begin = parallel.__init__
+
+    def without_device(own: Any, module: nn.Module, *_: Any, **named: Any) -> None:
+        begin(
+            own, module, **{name: value for name, value in named.items() if name not in ("device_ids", "output_device")}
+        )
+
+    parallel.__init__ = without_device
 
 
 def _apply(module: nn.Module, function: Any, recurse: bool = True) -> nn.Module:

@@ -24,6 +24,7 @@ class Progress:
         micro_batches: Number of micro-batches that each step makes, and that it would make.
         parameters: Number of parameters of this rank; None before the model is built.
         built_parts: Bytes by purpose after the model and the optimizer were built.
+        has_own_loop: Whether a framework's own loop reports the steps, so that its optimizers do not.
         peaks: Largest number of bytes alive in each step.
         cpu_s: CPU time of each step [s].
     """
@@ -34,6 +35,7 @@ class Progress:
     micro_batches: tuple[int, int] | None = None
     parameters: int | None = None
     built_parts: dict[str, int] = field(default_factory=dict)
+    has_own_loop: bool = False
     peaks: list[int] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     _began_s: float = 0.0
@@ -41,6 +43,7 @@ class Progress:
     def built(self, parameters: int) -> None:
         """Record that model and optimizer are built."""
         self.parameters, self.built_parts = parameters, self.watch.storages.parts
+        self._began_s = time.process_time()
 
     def cut_micro_batches(self, whole: int) -> int:
         """Return how many of the micro-batches of a step are made."""

@@ -2,9 +2,9 @@
 
     python -m tuner.rehearsal.torch_room.serve REQUEST
 
-The request is a JSON file: script (file), device (facts), steps, most_micro_batches, and cases with rank, world,
-arguments and environment. For each case one line of JSON goes to standard output as soon as it ends, with the last that
-the script printed.
+The request is a JSON file: script (file) or module (name), device (facts), steps, and cases with rank, world,
+most_micro_batches, arguments and environment. For each case one line of JSON goes to standard output as soon as it
+ends, with the last that the script printed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from tuner.rehearsal.torch_room import megatron
 from tuner.rehearsal.torch_room.cuda import DeviceFacts, stand_in_for_cuda
+from tuner.rehearsal.torch_room.frameworks import registry
+from tuner.rehearsal.torch_room.frameworks.transformer_engine import NoStandInError, stand_in_for_kernels
 from tuner.rehearsal.torch_room.groups import stand_in_for_groups
 from tuner.rehearsal.torch_room.invented import shown_file
+from tuner.rehearsal.torch_room.on_import import change_on_import, import_for_all_ranks, source_of
+from tuner.rehearsal.torch_room.optimizers import Rounds
 from tuner.rehearsal.torch_room.placement import OnCpu
 from tuner.rehearsal.torch_room.progress import EnoughError, Progress
-from tuner.rehearsal.torch_room.transformer_engine import NoStandInError, stand_in_for_kernels
 from tuner.rehearsal.torch_room.watch import Watch, WatchMode
 
 FakeError = (
@@ -57,24 +59,21 @@ _TORCH = str(Path(torch.__file__).parent)
 def main() -> int:
     """Answer the cases of a request."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    script, watch = request["script"], Watch()
-    sys.path[0] = str(Path(script).resolve().parent)
+    script = request["script"]
+    progress = Progress(watch=Watch(), steps=request["steps"])
+    sys.path[0] = str(Path.cwd()) if script is None else str(Path(script).resolve().parent)
     answers = os.dup(1)
     for descriptor in (1, 2):
         os.dup2(os.memfd_create("printed"), descriptor)
-    device = request["device"]
-    stand_in_for_cuda(DeviceFacts(**device | {"capability": tuple(device["capability"])}))
-    _replace_compilers()
-    has_engine = stand_in_for_kernels(watch)
-    missing = _import_framework(script)
+    has_engine = _exchange(request["device"], progress)
+    source = source_of(request["module"]) if script is None else Path(script)
+    if source is not None:
+        import_for_all_ranks(source)
     for case in request["cases"]:
-        if missing:
-            _tell(answers, {"rank": case["rank"], "verdict": "unknown", "error": missing})
-            continue
         read, write = os.pipe()
         if (child := os.fork()) == 0:
             os.close(read)
-            answer = {"rank": case["rank"], **_run(case, script, watch, request, has_engine=has_engine)}
+            answer = {"rank": case["rank"], **_run(case, progress, request, has_engine=has_engine)}
             with os.fdopen(write, "w") as pipe:
                 json.dump(answer | {"printed": _printed()}, pipe)
             os._exit(0)
@@ -87,18 +86,18 @@ def main() -> int:
     return 0
 
 
+def _exchange(device: dict[str, Any], progress: Progress) -> bool:
+    """Exchange what only a device has, now or as soon as it is imported; return whether Transformer Engine is there."""
+    stand_in_for_cuda(DeviceFacts(**device | {"capability": tuple(device["capability"])}))
+    _replace_compilers()
+    change_on_import(registry.changes(progress))
+    Rounds(progress).follow()
+    return stand_in_for_kernels(progress.watch)
+
+
 def _tell(answers: int, answer: dict[str, Any]) -> None:
     with os.fdopen(os.dup(answers), "w") as file:
         file.write(json.dumps(answer) + "\n")
-
-
-def _import_framework(script: str) -> str | None:
-    """Import Megatron-LM as the script will find it; return what is missing, or None."""
-    try:
-        megatron.prepare()
-    except ImportError as error:
-        return f"{Path(script).name} is rehearsed with Megatron-LM alone, which its environment lacks ({error})"
-    return None
 
 
 def _replace_compilers() -> None:
@@ -113,25 +112,28 @@ def _replace_compilers() -> None:
         triton.runtime.driver.set_active(SimpleNamespace(get_benchmarker=lambda: None))
 
 
-def _run(
-    case: dict[str, Any], script: str, watch: Watch, request: dict[str, Any], *, has_engine: bool
-) -> dict[str, Any]:
-    """Run the script as one rank, and return what was seen; the process serves for nothing afterwards."""
+def _run(case: dict[str, Any], progress: Progress, request: dict[str, Any], *, has_engine: bool) -> dict[str, Any]:
+    """Run the program as one rank, and return what was seen; the process serves for nothing afterwards."""
     rank, world, per_host = case["rank"], case["world"], request["device"]["per_host"]
-    os.environ |= case["environment"]
+    for name, text in case["environment"].items():
+        os.environ.pop(name, None)
+        if text is not None:
+            os.environ[name] = text
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank % per_host)}
     os.environ |= {"LOCAL_WORLD_SIZE": str(per_host), "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    sys.argv = [script, *case["arguments"]]
-    progress = Progress(watch=watch, steps=request["steps"], most_micro_batches=request["most_micro_batches"])
+    sys.argv = [request["script"] or "-m", *case["arguments"]]
+    progress.most_micro_batches = case["most_micro_batches"]
     stand_in_for_groups(rank, world)
-    megatron.hook(progress)
     verdict, error, where = "accepted", None, []
     torch.set_grad_enabled(True)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, OnCpu(), WatchMode(watch):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, OnCpu(), WatchMode(progress.watch):
         mode.static_shapes = True
         try:
-            runpy.run_path(script, run_name="__main__")
-            verdict, error = "unknown", "the program ended before its training loop did a step"
+            if request["script"] is None:
+                runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(request["script"], run_name="__main__")
+            verdict, error = "unknown", f"the program ended after {len(progress.peaks)} of {progress.steps} steps"
         except EnoughError:
             pass
         except BaseException as caught:  # noqa: BLE001 - whatever the framework says is the answer
@@ -160,7 +162,8 @@ def _printed() -> str:
 def _is_ours(error: BaseException, *, has_engine: bool) -> bool:
     """Return whether an error says that something of the rehearsal is missing, and nothing of the layout."""
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, NoStandInError | FakeError) or (frames and frames[-1].filename.startswith(_HERE)):
+    is_missing = isinstance(error, ModuleNotFoundError | NoStandInError | FakeError)
+    if is_missing or (frames and frames[-1].filename.startswith(_HERE)):
         return True
     return not has_engine and re.search(r"transformer.?engine|\bTE\b", str(error), re.IGNORECASE) is not None
 

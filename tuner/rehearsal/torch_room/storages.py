@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,73 +18,104 @@ ROUNDING = 512
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, OTHER = "weights", "gradients", "optimizer", "activations", "other"
 
 
+@dataclass(slots=True)
+class _Lived:
+    """Life of a storage with one size.
+
+    Attributes:
+        size: Size [bytes].
+        purpose: What it is for.
+        born: Number of the event at which it began.
+        died: Number of the event at which it ended; None while it is alive.
+    """
+
+    size: int
+    purpose: str
+    born: int
+    died: int | None = None
+
+
 class Storages:
     """Sizes of the live storages, counted while tensors are made and freed.
+
+    What a storage is for may be said after the peak, as a gradient is known when the optimizer takes it.
 
     Attributes:
         purpose: Purpose of the storages that are made from now on.
         live: Bytes alive.
         peak: Largest number of bytes alive since the last `begin_step`.
-        peak_parts: Bytes by purpose at the peak.
     """
 
     def __init__(self) -> None:
         self.purpose = OTHER
         self.live = self.peak = 0
-        self.peak_parts: dict[str, int] = {}
-        self._sizes: dict[int, int] = {}
-        self._purposes: dict[int, str] = {}
-        self._parts: Counter[str] = Counter()
+        self._events = self._peak_at = 0
+        self._alive: dict[int, _Lived] = {}
+        self._dead: list[_Lived] = []
 
     @property
     def parts(self) -> dict[str, int]:
         """Bytes alive, by purpose."""
-        return {purpose: size for purpose, size in self._parts.items() if size}
+        return _by_purpose(self._alive.values())
+
+    @property
+    def peak_parts(self) -> dict[str, int]:
+        """Bytes alive at the peak, by purpose."""
+        lives, at = (*self._alive.values(), *self._dead), self._peak_at
+        return _by_purpose(one for one in lives if one.born <= at and (one.died is None or at < one.died))
 
     def begin_step(self) -> None:
         """Look for the peak from now on."""
-        self.peak, self.peak_parts = self.live, self.parts
+        self.peak, self._peak_at = self.live, self._events
+        self._dead.clear()
 
     def assign(self, tensors: Any, purpose: str) -> None:
         """Say what the storages of some tensors are for."""
         for tensor in _tensors(tensors):
             storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
-            key = storage._cdata
-            if key not in self._sizes:
+            if storage._cdata in self._alive:
+                self._alive[storage._cdata].purpose = purpose
+            elif not is_on_host(tensor):
                 self._begin(storage, purpose)
-                continue
-            self._parts[self._purposes[key]] -= self._sizes[key]
-            self._parts[purpose] += self._sizes[key]
-            self._purposes[key] = purpose
 
     def see(self, tensors: Any) -> None:
         """Count the storages of what an operator returned."""
         for tensor in _tensors(tensors):
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._sizes and tensor.device.type != "meta" and not is_on_host(tensor):
+            if storage._cdata not in self._alive and tensor.device.type != "meta" and not is_on_host(tensor):
                 self._begin(storage, self.purpose)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Count a storage anew after its size changed, as FSDP and DDP change it."""
-        if storage._cdata in self._sizes:
-            self._change(storage._cdata, _rounded(storage) - self._sizes[storage._cdata])
+        old = self._alive.get(storage._cdata)
+        if old is not None:
+            self._end(storage._cdata)
+            self._live(storage, old.purpose)
 
     def _begin(self, storage: torch.UntypedStorage, purpose: str) -> None:
-        key = storage._cdata
-        self._sizes[key], self._purposes[key] = 0, purpose
-        weakref.finalize(storage, self._end, key)
-        self._change(key, _rounded(storage))
+        weakref.finalize(storage, self._end, storage._cdata)
+        self._live(storage, purpose)
+
+    def _live(self, storage: torch.UntypedStorage, purpose: str) -> None:
+        self._events += 1
+        one = self._alive[storage._cdata] = _Lived(_rounded(storage), purpose, self._events)
+        self.live += one.size
+        if self.live > self.peak:
+            self.peak, self._peak_at = self.live, self._events
 
     def _end(self, key: int) -> None:
-        self._change(key, -self._sizes[key])
-        del self._sizes[key], self._purposes[key]
+        one = self._alive.pop(key)
+        self._events += 1
+        one.died = self._events
+        self.live -= one.size
+        self._dead.append(one)
 
-    def _change(self, key: int, by: int) -> None:
-        self._sizes[key] += by
-        self._parts[self._purposes[key]] += by
-        self.live += by
-        if self.live > self.peak:
-            self.peak, self.peak_parts = self.live, self.parts
+
+def _by_purpose(lives: Iterable[_Lived]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for one in lives:
+        found[one.purpose] += one.size
+    return {purpose: size for purpose, size in found.items() if size}
 
 
 def _rounded(storage: torch.UntypedStorage) -> int:

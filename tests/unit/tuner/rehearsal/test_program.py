@@ -41,6 +41,13 @@ def test_a_launcher_names_its_interpreter(tmp_path):
     assert found.interpreter == sys.executable
 
 
+def test_a_module_is_found(tmp_path):
+    """`-m` names a module instead of a file."""
+    found = program_of(starts(tmp_path, sys.executable, "-m", "package.train", "--lr", "1"), PATH)
+
+    assert (found.script, found.module, found.arguments) == (None, "package.train", ("--lr", "1"))
+
+
 def test_variables_have_their_values(tmp_path):
     """`$NAME` is filled in from the environment, in words and in what the trial sets."""
     one = starts(
@@ -57,7 +64,6 @@ def test_variables_have_their_values(tmp_path):
     [
         ((), "starts no command"),
         (("bash", "train.sh"), "names no Python program"),
-        ((sys.executable, "-m", "package.train"), "starts a module"),
         (("singularity", "exec", "image.sif", "python", "train.py"), "in a container"),
         ((sys.executable, "other.py"), "that is not there"),
         ((sys.executable, "train.py", "{host_rank}"), "only a host knows"),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,36 +13,36 @@ from tuner.rehearsal.torch_room.known_values import equal_numbers
 from tuner.rehearsal.torch_room.progress import Progress
 from tuner.rehearsal.torch_room.storages import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
 
-LOOP = "megatron.training.training"
-"""Module that tells that a program trains with Megatron-LM."""
+
+def changes(progress: Progress) -> dict[str, Callable[[Any], None]]:
+    """Return what is exchanged in Megatron-LM's modules, by their names."""
+    return {
+        "megatron.core.jit": _leave_uncompiled,
+        "megatron.core.tensor_parallel.random": _forget_states,
+        "megatron.training.initialize": lambda module: setattr(module, "_compile_dependencies", lambda: None),
+        "megatron.core.transformer.moe.token_dispatcher": lambda module: _balance_experts(module, progress),
+        "megatron.training.training": lambda module: _follow_loop(module, progress),
+    }
 
 
-def prepare() -> None:
-    """Import Megatron-LM, and replace what only a device has.
-
-    Raises:
-        ImportError: it is not installed, or beside the script.
-    """
-    jit = _module("megatron.core.jit")
+def _leave_uncompiled(jit: Any) -> None:
     jit.jit_fuser = lambda function: function
-    random = _module("megatron.core.tensor_parallel.random")
+
+
+def _forget_states(random: Any) -> None:
     random._get_cuda_rng_state = lambda *_, **__: torch.zeros(16)
     random._set_cuda_rng_state = lambda *_, **__: None
-    _module("megatron.training.initialize")._compile_dependencies = lambda: None
-    _module(LOOP)
 
 
-def hook(progress: Progress) -> None:
-    """Let the training loop report its steps, and end after the last."""
-    _balance_experts(progress)
-    training = _module(LOOP)
-    arguments = _module("megatron.training.global_vars").get_args
-    training.build_train_valid_test_data_iterators = lambda *_, **__: _iterators(arguments())
+def _follow_loop(training: Any, progress: Progress) -> None:
+    """Let the training loop report its steps, which end after the last."""
+    training.build_train_valid_test_data_iterators = lambda *_, **__: _iterators(training.get_args())
     set_up, step = training.setup_model_and_optimizer, training.train_step
     count = training.get_num_microbatches
     training.get_num_microbatches = lambda: progress.cut_micro_batches(count())
 
     def setup_model_and_optimizer(*given: Any, **named: Any) -> Any:
+        progress.has_own_loop = True
         model, optimizer, scheduler = set_up(*given, **named)
         storages = progress.watch.storages
         for chunk in model:
@@ -65,11 +64,6 @@ def hook(progress: Progress) -> None:
         return result
 
     training.setup_model_and_optimizer, training.train_step = setup_model_and_optimizer, train_step
-
-
-def _module(name: str) -> Any:
-    importlib.import_module(name)
-    return sys.modules[name]
 
 
 def _buffers(chunk: Any) -> Iterator[Any]:
@@ -95,7 +89,7 @@ def _assign_states(progress: Progress, optimizer: Any) -> None:
 def _iterators(arguments: Any) -> tuple[Any, None, None]:
     """Return iterators over batches without data, of the shapes that `pretrain_gpt.py` gets from its data sets."""
     arguments.do_train, arguments.do_valid, arguments.do_test = True, False, False
-    again = _module("megatron.core.rerun_state_machine").RerunDataIterator
+    again = importlib.import_module("megatron.core.rerun_state_machine").RerunDataIterator
     return again(_batches(arguments)), None, None
 
 
@@ -111,9 +105,8 @@ def _batches(arguments: Any) -> Iterator[dict[str, torch.Tensor | None]]:
         yield {"attention_mask": None} | made
 
 
-def _balance_experts(progress: Progress) -> None:
+def _balance_experts(module: Any, progress: Progress) -> None:
     """Give the dispatcher of tokens the counts of a balanced router, which it would read from the device."""
-    dispatcher = _module("megatron.core.transformer.moe.token_dispatcher").MoEAlltoAllTokenDispatcher
 
     def counted(self: Any, point: str, tokens_per_expert: Any = None) -> Any:
         if point != self.cuda_dtoh_point or self.drop_and_pad:
@@ -128,4 +121,4 @@ def _balance_experts(progress: Progress) -> None:
         progress.watch.invented["tokens of each expert: as many as of any other"] += 1
         return equal_numbers((self.num_local_experts,), sent * self.tp_size // self.num_local_experts)
 
-    dispatcher._maybe_dtoh_and_synchronize = counted
+    module.MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = counted
