@@ -32,9 +32,17 @@ def is_on_host(tensor: torch.Tensor) -> bool:
     storage = tensor.untyped_storage()
     key = storage._cdata
     if _MAKING and key not in _ON_HOST:
+        mark_on_host(tensor)
+    return key in _ON_HOST
+
+
+def mark_on_host(tensor: torch.Tensor) -> None:
+    """Mark a tensor as one of the host's memory."""
+    storage = tensor.untyped_storage()
+    key = storage._cdata
+    if key not in _ON_HOST:
         _ON_HOST.add(key)
         weakref.finalize(storage, _ON_HOST.discard, key)
-    return key in _ON_HOST
 
 
 def on_device(tensor: torch.Tensor) -> torch.Tensor:

@@ -33,11 +33,13 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from tuner.rehearsal.torch_room.autocast import stand_in_for_autocast
 from tuner.rehearsal.torch_room.cuda import DeviceFacts, stand_in_for_cuda
 from tuner.rehearsal.torch_room.frameworks import registry
 from tuner.rehearsal.torch_room.frameworks.transformer_engine import stand_in_for_kernels
 from tuner.rehearsal.torch_room.groups import stand_in_for_groups
 from tuner.rehearsal.torch_room.invented import shown_file
+from tuner.rehearsal.torch_room.loader import stand_in_for_loader
 from tuner.rehearsal.torch_room.on_import import change_on_import, import_for_all_ranks, source_of
 from tuner.rehearsal.torch_room.optimizers import Rounds
 from tuner.rehearsal.torch_room.placement import OnCpu
@@ -90,7 +92,9 @@ def main() -> int:
 def _exchange(device: dict[str, Any], progress: Progress) -> bool:
     """Exchange what only a device has, now or as soon as it is imported; return whether Transformer Engine is there."""
     stand_in_for_cuda(DeviceFacts(**device | {"capability": tuple(device["capability"])}))
+    stand_in_for_autocast(progress.watch.invented)
     stand_in_for_reducer(progress.watch.storages)
+    stand_in_for_loader()
     _replace_compilers()
     change_on_import(registry.changes(progress))
     Rounds(progress).follow()
