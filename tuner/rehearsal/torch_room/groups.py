@@ -36,9 +36,10 @@ def stand_in_for_groups(rank: int, world: int) -> None:
         ),
         module.broadcast_object_list: lambda *_, **__: None,
         module.scatter_object_list: _scattered,
-        mesh.init_device_mesh: with_data(mesh.init_device_mesh),
+        mesh.init_device_mesh: with_data(_of_cpus(mesh.init_device_mesh)),
     }
     _replace_everywhere(instead)
+    mesh.DeviceMesh.__init__ = _of_cpus(mesh.DeviceMesh.__init__, place=1)
     for name, held in list(vars(mesh.DeviceMesh).items()):  # it computes with the numbers of ranks
         if isinstance(held, types.FunctionType):
             setattr(mesh.DeviceMesh, name, with_data(held))
@@ -54,6 +55,18 @@ def _replace_everywhere(instead: dict[Callable[..., Any], Callable[..., Any]]) -
         for name, held in list(vars(module).items()) if isinstance(module, types.ModuleType) else ():
             if type(held) is types.FunctionType and held in instead:
                 setattr(module, name, instead[held])
+
+
+def _of_cpus(function: Callable[..., Any], place: int = 0) -> Callable[..., Any]:
+    """Let a function that makes a mesh of devices make one of CPUs, where the tensors are."""
+
+    @functools.wraps(function)
+    def make(*given: Any, **named: Any) -> Any:
+        if "device_type" in named:
+            return function(*given, **named | {"device_type": "cpu"})
+        return function(*given[:place], "cpu", *given[place + 1 :], **named)
+
+    return make
 
 
 def _scattered(found: list[Any], given: list[Any] | None, *_: Any, **__: Any) -> None:

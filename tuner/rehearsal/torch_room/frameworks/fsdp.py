@@ -1,0 +1,20 @@
+"""The first FSDP of PyTorch (`FullyShardedDataParallel`), whose parameters are to be on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tuner.rehearsal.torch_room.placement import CPU
+from tuner.rehearsal.torch_room.progress import Progress
+
+
+def changes(_: Progress) -> dict[str, Callable[[Any], None]]:
+    """Return what is exchanged in FSDP's modules, by their names."""
+    return {"torch.distributed.fsdp._init_utils": _compute_on_cpu}
+
+
+def _compute_on_cpu(module: Any) -> None:
+    module._get_compute_device = lambda *_, **__: CPU
+    module._get_device_from_device_id = lambda device_id, *_, **__: None if device_id is None else CPU
+    module._check_module_states_for_sync_module_states = lambda _: None
