@@ -21,8 +21,21 @@ _SILENT = (
     "ipc_collect",
 )
 """Functions that do nothing here."""
-_OF_DEVICES = ("device_ids", "output_device")
-"""Arguments of DDP that are None for modules on the CPU."""
+_ACCELERATOR = {
+    name: name
+    for name in (
+        *("is_available", "device_count", "synchronize", "empty_cache", "set_stream", "memory_stats"),
+        *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+    )
+} | {
+    "current_device_index": "current_device",
+    "set_device_index": "set_device",
+    "current_device_idx": "current_device",
+    "set_device_idx": "set_device",
+    "reset_peak_memory_stats": "reset_peak_memory_stats",
+    "reset_accumulated_memory_stats": "reset_peak_memory_stats",
+}
+"""Functions of `torch.accelerator`, with that of `torch.cuda` that answers alike."""
 _TYPES = ("FloatTensor", "HalfTensor", "BFloat16Tensor", "IntTensor", "LongTensor", "DoubleTensor", "ByteTensor")
 
 
@@ -115,6 +128,13 @@ def stand_in_for_cuda(device: DeviceFacts) -> None:
     cuda: Any = torch.cuda
     for name, answer in answers.items():
         setattr(cuda, name, lambda *_, _answer=answer, **__: _answer)
+    accelerator: Any = torch.accelerator
+    of_accelerators = {name: answers[of] for name, of in _ACCELERATOR.items()} | {
+        "current_accelerator": torch.device("cuda"),
+        "current_stream": _Stream(),
+    }
+    for name, answer in of_accelerators.items():
+        setattr(accelerator, name, lambda *_, _answer=answer, **__: _answer)
     for name in ("Stream", "Event", "ExternalStream"):
         setattr(cuda, name, _Stream)
     cuda.current_stream = cuda.default_stream = lambda *_, **__: _Stream()

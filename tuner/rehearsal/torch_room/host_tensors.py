@@ -47,4 +47,4 @@ def mark_on_host(tensor: torch.Tensor) -> None:
 
 def on_device(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor as the device has it: itself, or its copy."""
-    return torch.empty_like(tensor) if is_on_host(tensor) else tensor
+    return tensor.clone() if is_on_host(tensor) else tensor

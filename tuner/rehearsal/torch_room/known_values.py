@@ -1,53 +1,126 @@
-"""Whole numbers that tensors without data stand for, as far as a program asks for lists of them.
+"""Values of small tensors that no data of a program decide: positions, lengths, indices of a sampler.
 
-A tensor that stands for equal numbers keeps them in all its views and copies.
+A rehearsal computes them beside the tensors without data, as long as every argument is known.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
 
-_EQUAL: dict[int, int] = {}
-"""Number in all places of a storage, by the storage's address."""
-_COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten._reshape_copy.default)
+_MOST_WHOLE, _MOST_FLOATING = 1 << 16, 256
+"""Largest number of elements of a tensor whose values are kept: of whole numbers, and of others."""
+_REAL: dict[int, torch.UntypedStorage] = {}
+"""Storage with the values, by the address of the storage that has none."""
+_NO_VALUES = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted", "resize_")
+"""Operators whose result has no values, whatever they are given."""
 
 
 def equal_numbers(shape: tuple[int, ...], value: int) -> torch.Tensor:
-    """Make a tensor without data that stands for one number in all places."""
+    """Make a tensor that stands for one whole number in all places."""
     found = torch.empty(shape, dtype=torch.long)
-    _keep(found, value)
+    with _disable_current_modes():
+        _keep(found, torch.full(shape, value))
     return found
 
 
-def follow_copy(func: Any, source: Any, result: Any) -> None:
-    """Let a copy of equal numbers stand for them too."""
-    if func in _COPIES and isinstance(source, torch.Tensor):
-        value = _EQUAL.get(source.untyped_storage()._cdata)
-        if value is not None:
-            _keep(result, value)
+def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor's values; None if they are not known."""
+    if not isinstance(tensor, FakeTensor):
+        return tensor if type(tensor) is torch.Tensor and tensor.device.type == "cpu" else None
+    storage = _REAL.get(tensor.untyped_storage()._cdata)
+    if storage is None:
+        return None
+    with _disable_current_modes():
+        made = torch.empty(0, dtype=tensor.dtype)
+        return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload, no-any-return]
+
+
+def asked(func: Any, args: Any) -> Any:
+    """Return what an operator returns that makes no tensor, from the values of its arguments if they are known."""
+    found = [values_of(one) if isinstance(one, torch.Tensor) else one for one in args]
+    if any(one is None for one in found):
+        return func(*args)
+    with _disable_current_modes():
+        return func(*found)
+
+
+def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operator on tensors without data, and on their values where all are known."""
+    given = list(_tensors(args, kwargs))
+    if not given:
+        result = func(*args, **kwargs)
+        if isinstance(result, FakeTensor) and _is_kept(result) and func._schema.name.split("::")[1] not in _NO_VALUES:
+            _follow(func, args, kwargs, result)
+        return result
+    if not any(not isinstance(one, FakeTensor) or one.untyped_storage()._cdata in _REAL for one in given):
+        return func(*args, **kwargs)
+    is_known = all(_is_kept(one) and values_of(one) is not None for one in given)
+    if not is_known or func.namespace not in ("aten", "prims") or func._schema.name.split("::")[1] in _NO_VALUES:
+        if func._schema.is_mutable:
+            for one in given:
+                _REAL.pop(one.untyped_storage()._cdata, None)
+        return func(*args, **kwargs)
+    try:
+        result = func(*args, **kwargs)
+    except DynamicOutputShapeException:
+        with _disable_current_modes():
+            found = func(*_values(args), **_values(kwargs))
+        return tree_map(lambda one: torch.ops.aten.clone.default(one) if isinstance(one, torch.Tensor) else one, found)
+    _follow(func, args, kwargs, result)
+    return result
 
 
 def answer_lists() -> None:
-    """Let `tolist` return the numbers that a tensor stands for."""
+    """Let `tolist` return the values that are known."""
     ask: Any = FakeTensor.tolist
 
     def tolist(tensor: torch.Tensor) -> Any:
-        value = _EQUAL.get(tensor.untyped_storage()._cdata)
-        return ask(tensor) if value is None else _nested(tuple(tensor.shape), value)
+        found = values_of(tensor)
+        if found is None:
+            return ask(tensor)
+        with _disable_current_modes():
+            return found.tolist()
 
     FakeTensor.tolist = tolist  # type: ignore[assignment, method-assign]
 
 
-def _keep(tensor: torch.Tensor, value: int) -> None:
+def _follow(func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+    """Keep the values of what an operator made."""
+    with _disable_current_modes():
+        found = func(*_values(args), **_values(kwargs))
+        for one, real in zip(tree_leaves(result), tree_leaves(found), strict=True):
+            if isinstance(one, FakeTensor) and one.untyped_storage()._cdata not in _REAL and _is_kept(one):
+                _keep(one, real)
+
+
+def _keep(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    if values.stride() != tensor.stride():
+        values = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(values)
     storage = tensor.untyped_storage()
     key = storage._cdata
-    _EQUAL[key] = value
-    weakref.finalize(storage, _EQUAL.pop, key, None)
+    _REAL[key] = values.untyped_storage()
+    weakref.finalize(storage, _REAL.pop, key, None)
 
 
-def _nested(shape: tuple[int, ...], value: int) -> Any:
-    return value if not shape else [_nested(shape[1:], value) for _ in range(shape[0])]
+def _values(given: Any) -> Any:
+    return tree_map(lambda one: values_of(one) if isinstance(one, torch.Tensor) else one, given)
+
+
+def _is_kept(tensor: torch.Tensor) -> bool:
+    is_floating = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    return tensor.numel() <= (_MOST_FLOATING if is_floating else _MOST_WHOLE) and tensor.device.type == "cpu"
+
+
+def _tensors(args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from (inner for inner in one if isinstance(inner, torch.Tensor))

@@ -29,6 +29,8 @@ class OnCpu(TorchFunctionMode):
             args = (on_device(args[0]), *((CPU, *args[2:]) if len(args) > 1 else ()))
         if func is torch.device and args and type(args[0]) is int:
             return torch.device("cuda", args[0])
+        if func is torch._C._nn._parse_to and args and type(args[0]) is int:
+            args = (torch.device("cuda", args[0]), *args[1:])
         if func is torch.tensor:
             return _tensor(func, args, kwargs)
         return func(*args, **kwargs)
@@ -38,11 +40,7 @@ def _tensor(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Make a tensor of numbers; those of a list of whole numbers stay known to `tolist`."""
     if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(args[0])):
         args = (tree_map(lambda leaf: 1 if isinstance(leaf, FakeTensor) else leaf, args[0]), *args[1:])
-    made = func(*args, **kwargs)
-    if isinstance(args[0], list) and all(type(one) is int for one in args[0]):
-        known = list(args[0])
-        made.tolist = lambda: known
-    return made
+    return func(*args, **kwargs)
 
 
 def _is_accelerator(value: Any) -> bool:

@@ -33,6 +33,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from tuner.rehearsal.torch_room.attention import stand_in_for_attention
 from tuner.rehearsal.torch_room.autocast import stand_in_for_autocast
 from tuner.rehearsal.torch_room.cuda import DeviceFacts, stand_in_for_cuda
 from tuner.rehearsal.torch_room.frameworks import registry
@@ -54,6 +55,8 @@ FakeError = (
     | UnsupportedOperatorException
 )
 """Errors of PyTorch about operators that tensors without data cannot run."""
+_OF_NETWORKS = {"gaierror", "ConnectionError", "URLError", "ConnectError", "LocalEntryNotFoundError", "TimeoutError"}
+"""Errors of the network by their names: those of Python, and of the libraries that programs load data with."""
 _MOST_PRINTED = 2_000
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
@@ -92,6 +95,7 @@ def main() -> int:
 def _exchange(device: dict[str, Any], progress: Progress) -> bool:
     """Exchange what only a device has, now or as soon as it is imported; return whether Transformer Engine is there."""
     stand_in_for_cuda(DeviceFacts(**device | {"capability": tuple(device["capability"])}))
+    stand_in_for_attention()
     stand_in_for_autocast(progress.watch.invented)
     stand_in_for_reducer(progress.watch.storages)
     stand_in_for_loader()
@@ -139,9 +143,14 @@ def _run(case: dict[str, Any], progress: Progress, request: dict[str, Any], *, h
                 runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(request["script"], run_name="__main__")
-            verdict, error = "unknown", f"the program ended after {len(progress.peaks)} of {progress.steps} steps"
+            sys.exit()
         except EnoughError:
             pass
+        except SystemExit as left:
+            verdict, error = "refused", f"the program ended with status {left.code}"
+            if not left.code:
+                verdict, error = "unknown", f"the program ended after {len(progress.peaks)} of {progress.steps} steps"
+            where = _where(left)
         except BaseException as caught:  # noqa: BLE001 - whatever the framework says is the answer
             verdict = "unknown" if _is_ours(caught, has_engine=has_engine) else "refused"
             error = str(caught) if isinstance(caught, NoStandInError) else f"{type(caught).__name__}: {caught}"
@@ -168,10 +177,26 @@ def _printed() -> str:
 def _is_ours(error: BaseException, *, has_engine: bool) -> bool:
     """Return whether an error says that something of the rehearsal is missing, and nothing of the layout."""
     frames = traceback.extract_tb(error.__traceback__)
-    is_missing = isinstance(error, ModuleNotFoundError | NoStandInError | FakeError)
-    if is_missing or (frames and frames[-1].filename.startswith(_HERE)):
+    if _missing(error) or (frames and frames[-1].filename.startswith(_HERE)):
         return True
     return not has_engine and re.search(r"transformer.?engine|\bTE\b", str(error), re.IGNORECASE) is not None
+
+
+def _missing(error: BaseException) -> str | None:
+    """Say what an error, or one that led to it, misses of what a rehearsal has not; None if it misses nothing."""
+    seen: BaseException | None = error
+    while seen is not None:
+        kinds = {one.__name__ for one in type(seen).__mro__}
+        if isinstance(seen, NoStandInError | FakeError):
+            return "a stand-in"
+        if isinstance(seen, ImportError):
+            return "a package"
+        if isinstance(seen, OSError) and kinds & _OF_NETWORKS:
+            return "the network, which a rehearsal has not"
+        if isinstance(seen, FileNotFoundError):
+            return "a file"
+        seen = seen.__cause__ or seen.__context__
+    return None
 
 
 def _where(error: BaseException) -> list[str]:

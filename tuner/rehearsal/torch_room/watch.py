@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tuner.rehearsal.torch_room import known_values
 from tuner.rehearsal.torch_room.invented import ASKED, place_in_program
-from tuner.rehearsal.torch_room.known_values import follow_copy
 from tuner.rehearsal.torch_room.storages import Storages
 
 _WAITS = ("wait_tensor", "barrier", "monitored_barrier_")
@@ -102,13 +102,11 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
                 return answer
         if func in ASKED:
             try:
-                return func(*args, **kwargs)
+                return known_values.asked(func, args)
             except Exception:  # noqa: BLE001 - whatever fails here asks for data that do not exist
                 self.watch.invented[place_in_program()] += 1
                 return ASKED[func](args[0])
-        result = func(*args, **kwargs)
-        if args:
-            follow_copy(func, args[0], result)
+        result = known_values.run(func, args, kwargs)
         self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
         if not func.is_view and func.namespace not in ("prim", "c10d", "_c10d_functional"):
             self.watch.note(str(func), *(tuple(one.shape) for one in args if isinstance(one, torch.Tensor)))
