@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -25,25 +26,41 @@ def stand_in_for_groups(rank: int, world: int) -> None:
         kept = {key: named[key] for key in ("use_local_synchronization", "group_desc") if key in named}
         return add(ranks, backend="fake", **kept)
 
-    for owner in (module, module.distributed_c10d):
-        owner.init_process_group, owner.new_group = init_process_group, new_group
-    module.all_gather_object = lambda found, mine, *_, **__: found.__setitem__(slice(None), [mine] * len(found))
-    module.gather_object = lambda mine, found=None, *_, **__: (
-        found.__setitem__(slice(None), [mine] * len(found)) if found else None
-    )
-    module.broadcast_object_list = module.scatter_object_list = lambda *_, **__: None
     mesh = module.device_mesh
-    module.init_device_mesh = mesh.init_device_mesh = _with_data(mesh.init_device_mesh)
+    instead: dict[Callable[..., Any], Callable[..., Any]] = {
+        begin: init_process_group,
+        add: new_group,
+        module.all_gather_object: lambda found, mine, *_, **__: found.__setitem__(slice(None), [mine] * len(found)),
+        module.gather_object: lambda mine, found=None, *_, **__: (
+            found.__setitem__(slice(None), [mine] * len(found)) if found else None
+        ),
+        module.broadcast_object_list: lambda *_, **__: None,
+        module.scatter_object_list: _scattered,
+        mesh.init_device_mesh: with_data(mesh.init_device_mesh),
+    }
+    _replace_everywhere(instead)
     for name, held in list(vars(mesh.DeviceMesh).items()):  # it computes with the numbers of ranks
         if isinstance(held, types.FunctionType):
-            setattr(mesh.DeviceMesh, name, _with_data(held))
+            setattr(mesh.DeviceMesh, name, with_data(held))
         elif isinstance(held, staticmethod):
-            setattr(mesh.DeviceMesh, name, staticmethod(_with_data(held.__func__)))
+            setattr(mesh.DeviceMesh, name, staticmethod(with_data(held.__func__)))
         elif isinstance(held, property) and held.fget is not None:
-            setattr(mesh.DeviceMesh, name, property(_with_data(held.fget)))
+            setattr(mesh.DeviceMesh, name, property(with_data(held.fget)))
 
 
-def _with_data(function: Callable[..., Any]) -> Callable[..., Any]:
+def _replace_everywhere(instead: dict[Callable[..., Any], Callable[..., Any]]) -> None:
+    """Replace functions under all names that modules gave them when they imported them."""
+    for module in list(sys.modules.values()):
+        for name, held in list(vars(module).items()) if isinstance(module, types.ModuleType) else ():
+            if type(held) is types.FunctionType and held in instead:
+                setattr(module, name, instead[held])
+
+
+def _scattered(found: list[Any], given: list[Any] | None, *_: Any, **__: Any) -> None:
+    found[0] = given[0] if given else None
+
+
+def with_data(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let a function compute with tensors that have data."""
 
     @functools.wraps(function)

@@ -33,6 +33,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from tuner.rehearsal.torch_room import attention, distributed_tensors
 from tuner.rehearsal.torch_room.cuda import DeviceFacts, stand_in_for_cuda
 from tuner.rehearsal.torch_room.frameworks import registry
 from tuner.rehearsal.torch_room.frameworks.transformer_engine import NoStandInError, stand_in_for_kernels
@@ -52,8 +53,8 @@ FakeError = (
 )
 """Errors of PyTorch about operators that tensors without data cannot run."""
 _MOST_PRINTED = 2_000
-_HERE = str(Path(__file__).parent)
-_TORCH = str(Path(torch.__file__).parent)
+_HERE = f"{Path(__file__).parent}/"
+_TORCH = f"{Path(torch.__file__).parent}/"
 
 
 def main() -> int:
@@ -90,7 +91,8 @@ def _exchange(device: dict[str, Any], progress: Progress) -> bool:
     """Exchange what only a device has, now or as soon as it is imported; return whether Transformer Engine is there."""
     stand_in_for_cuda(DeviceFacts(**device | {"capability": tuple(device["capability"])}))
     _replace_compilers()
-    change_on_import(registry.changes(progress))
+    attention.stand_in_for_attention()
+    change_on_import(attention.changes() | distributed_tensors.changes() | registry.changes(progress))
     Rounds(progress).follow()
     return stand_in_for_kernels(progress.watch)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tuner.rehearsal.torch_room.frameworks import megatron
+from tuner.rehearsal.torch_room.frameworks import megatron, torchtitan
 from tuner.rehearsal.torch_room.progress import Progress
 
-FRAMEWORKS = (megatron,)
+FRAMEWORKS = (megatron, torchtitan)
 """Modules with a function `changes`."""
 
 

@@ -1,0 +1,138 @@
+"""Attention as the kernels of a device make it: they keep the output and a number a row, and never the scores.
+
+On the CPU, PyTorch would choose other kernels, and compute scores in full where a device fuses them. FlexAttention and
+its masks are taken as compiled, as programs for devices have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_LARGEST_HEAD = 256
+"""Largest size of a head in flash attention (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def stand_in_for_attention() -> None:
+    """Let `scaled_dot_product_attention` take the operator that a CUDA device would take."""
+    functional: Any = torch.nn.functional
+    of_torch = functional.scaled_dot_product_attention
+
+    def scaled_dot_product_attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        aten = torch.ops.aten
+        if is_causal and attn_mask is not None:  # refused in PyTorch's words
+            kernel = None
+        else:
+            kernel = _kernel(query, key, value, attn_mask, enable_gqa=enable_gqa)
+        if kernel == "flash":
+            return aten._scaled_dot_product_flash_attention(
+                query, key, value, dropout_p, is_causal, return_debug_mask=False, scale=scale
+            )[0]
+        if kernel == "efficient":
+            needs_sums = any(one.requires_grad for one in (query, key, value))
+            return aten._scaled_dot_product_efficient_attention(
+                query, key, value, _bias(attn_mask, query, key), needs_sums, dropout_p, is_causal, scale=scale
+            )[0]
+        return of_torch(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    functional.scaled_dot_product_attention = scaled_dot_product_attention
+
+
+def changes() -> dict[str, Callable[[Any], None]]:
+    """Return what is exchanged in PyTorch's module of FlexAttention."""
+    return {"torch.nn.attention.flex_attention": _fuse}
+
+
+def _kernel(query: Any, key: Any, value: Any, mask: Any, *, enable_gqa: bool) -> str | None:
+    """Return the kernel that sdp_utils.cpp chooses: `flash`, `efficient`, or None for PyTorch's formula."""
+    enabled = torch.backends.cuda
+    if any(one.dim() != 4 for one in (query, key, value)):
+        return None
+    is_even = query.shape[-1] == value.shape[-1] <= _LARGEST_HEAD
+    if (enabled.flash_sdp_enabled() or enabled.cudnn_sdp_enabled()) and mask is None:  # both keep the same tensors
+        if query.dtype in _HALF and is_even and torch.cuda.get_device_capability() >= (8, 0):
+            return "flash"
+    if enabled.mem_efficient_sdp_enabled() and not (enable_gqa and query.shape[1] != key.shape[1]):
+        return "efficient"
+    return None
+
+
+def _bias(mask: Any, query: Any, key: Any) -> Any:
+    """Return a mask as the numbers that are added to the scores; one of truth values becomes numbers."""
+    if mask is None:
+        return None
+    if mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    return mask.expand(*query.shape[:-1], key.shape[-2])
+
+
+def _fuse(module: Any) -> None:
+    module.create_block_mask, module._validate_device = _block_mask(module), lambda *_: None
+    operator = module.flex_attention_hop
+
+    def flex_attention(query: Any, key: Any, value: Any, *given: Any) -> Any:
+        return _FlexAttention.apply(operator, query, key, value, *given)  # type: ignore[no-untyped-call]
+
+    module.flex_attention_hop = flex_attention
+
+
+class _FlexAttention(torch.autograd.Function):
+    """Attention with a function of the scores; PyTorch's own would trace that function, which needs a compiler."""
+
+    @staticmethod
+    def forward(context: Any, operator: Any, query: Any, key: Any, value: Any, *given: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            output, sums, maxima = operator(query, key, value, *given)
+        context.save_for_backward(query, key, value, output, sums)
+        context.mark_non_differentiable(maxima)
+        return output, sums, maxima
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        query, key, value, output, _ = context.saved_tensors
+        products = (output * gradients[0]).sum(-1, dtype=torch.float32)  # one number a row, as the kernel wants it
+        made = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value))
+        del products
+        return None, *made, *(None,) * 4
+
+
+def _block_mask(module: Any) -> Callable[..., Any]:
+    """Return a function that makes a mask of blocks as the compiled one does: without the mask of all pairs."""
+
+    def create_block_mask(
+        mask_mod: Any,
+        B: int | None,
+        H: int | None,
+        Q_LEN: int,
+        KV_LEN: int,
+        device: Any = None,  # noqa: ARG001 - the signature of PyTorch's
+        BLOCK_SIZE: int | tuple[int, int] = 128,
+        _compile: bool = False,
+        separate_full_blocks: bool = True,
+        **_: Any,
+    ) -> Any:
+        rows, columns = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
+        shape = (B or 1, H or 1, -(-Q_LEN // rows), -(-KV_LEN // columns))
+
+        def made() -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.empty(shape[:-1], dtype=torch.int32), torch.empty(shape, dtype=torch.int32)
+
+        numbers, indices = made()
+        full = made() if separate_full_blocks else (None, None)
+        return module.BlockMask.from_kv_blocks(
+            numbers, indices, *full, BLOCK_SIZE=(rows, columns), mask_mod=mask_mod, seq_lengths=(Q_LEN, KV_LEN)
+        )
+
+    return create_block_mask
