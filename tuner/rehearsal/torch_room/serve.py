@@ -33,17 +33,17 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from tuner.rehearsal.torch_room import attention, distributed_tensors
+from tuner.rehearsal.torch_room import attention, distributed_tensors, pipelining
 from tuner.rehearsal.torch_room.cuda import DeviceFacts, stand_in_for_cuda
 from tuner.rehearsal.torch_room.frameworks import registry
-from tuner.rehearsal.torch_room.frameworks.transformer_engine import NoStandInError, stand_in_for_kernels
+from tuner.rehearsal.torch_room.frameworks.transformer_engine import stand_in_for_kernels
 from tuner.rehearsal.torch_room.groups import stand_in_for_groups
 from tuner.rehearsal.torch_room.invented import shown_file
 from tuner.rehearsal.torch_room.on_import import change_on_import, import_for_all_ranks, source_of
 from tuner.rehearsal.torch_room.optimizers import Rounds
 from tuner.rehearsal.torch_room.placement import OnCpu
 from tuner.rehearsal.torch_room.progress import EnoughError, Progress
-from tuner.rehearsal.torch_room.watch import Watch, WatchMode
+from tuner.rehearsal.torch_room.watch import NoStandInError, Watch, WatchMode
 
 FakeError = (
     DataDependentOutputException
@@ -76,14 +76,16 @@ def main() -> int:
             os.close(read)
             answer = {"rank": case["rank"], **_run(case, progress, request, has_engine=has_engine)}
             with os.fdopen(write, "w") as pipe:
-                json.dump(answer | {"printed": _printed()}, pipe)
+                json.dump(answer | {"printed": _printed(), "told": pipelining.told()}, pipe)
             os._exit(0)
         os.close(write)
         with os.fdopen(read) as pipe:
             text = pipe.read()
         _, status = os.waitpid(child, 0)
         died = {"rank": case["rank"], "verdict": "unknown", "error": f"its process ended with status {status}"}
-        _tell(answers, json.loads(text) if text else died)
+        found = json.loads(text) if text else died
+        pipelining.hear(found.pop("told", None))
+        _tell(answers, found)
     return 0
 
 
@@ -92,7 +94,8 @@ def _exchange(device: dict[str, Any], progress: Progress) -> bool:
     stand_in_for_cuda(DeviceFacts(**device | {"capability": tuple(device["capability"])}))
     _replace_compilers()
     attention.stand_in_for_attention()
-    change_on_import(attention.changes() | distributed_tensors.changes() | registry.changes(progress))
+    of_torch = attention.changes() | distributed_tensors.changes() | pipelining.changes()
+    change_on_import(of_torch | registry.changes(progress))
     Rounds(progress).follow()
     return stand_in_for_kernels(progress.watch)
 

@@ -22,6 +22,10 @@ _WAITS = ("wait_tensor", "barrier", "monitored_barrier_")
 _PAIRS = ("send", "recv_", "recv_any_source_")
 
 
+class NoStandInError(Exception):
+    """A kernel is called that has no stand-in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """Kind of collective.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ def changes(progress: Progress) -> dict[str, Callable[[Any], None]]:
         "torchtitan.models.common.attention": lambda module: _take_whole_rows(module, progress),
         "torchtitan.distributed.utils": lambda module: setattr(module, "set_pg_timeouts", lambda *_, **__: None),
         "torchtitan.distributed.pipeline_parallel": lambda module: _cut_schedule(module, progress),
-        "torch.distributed.pipelining.schedules": lambda module: _take_micro_batches(module, progress),
+        "torchtitan.models.common.token_dispatcher": lambda module: _balance_experts(module, progress),
         "torchtitan.trainer": lambda module: _follow_trainer(module, progress),
     }
 
@@ -115,6 +116,7 @@ def _fewer(parallelism: Any, whole: int, most: int) -> int:
 
 def _cut_schedule(pipelines: Any, progress: Progress) -> None:
     """Build the schedule for as many micro-batches as are made, after that for all was accepted."""
+    _take_micro_batches(sys.modules["torch.distributed.pipelining.schedules"], progress)
     build = pipelines._build_pipeline_schedule
 
     @functools.wraps(build)
@@ -166,6 +168,25 @@ def _take_whole_rows(attention: Any, progress: Progress) -> None:
         return attention.VarlenMetadata(offsets, offsets, length, length, on_host)
 
     attention.create_varlen_metadata_for_document = whole_rows
+
+
+def _balance_experts(dispatchers: Any, progress: Progress) -> None:
+    """Give the dispatcher of tokens the counts of a balanced router, which it would read from the device."""
+    dispatcher = dispatchers.AllToAllTokenDispatcher
+    reorder = dispatcher._local_reorder
+
+    def local_reorder(own: Any, *given: Any) -> Any:
+        found = reorder(own, *given)
+        own.rehearsed_tokens = found[0].shape[0]
+        return found
+
+    def sync(own: Any, _: Any, counts: torch.Tensor, ranks: int) -> Any:
+        progress.watch.invented["tokens of each expert: as many as of any other"] += 1
+        whole = own.rehearsed_tokens
+        sent = [whole // ranks + (rank < whole % ranks) for rank in range(ranks)]
+        return torch.ops._c10d_functional.wait_tensor(counts).reshape(-1), sent, [whole // ranks] * ranks
+
+    dispatcher._local_reorder, dispatcher._sync_token_count_exchange = local_reorder, sync
 
 
 def _assign_states(trainer: Any, progress: Progress) -> None:

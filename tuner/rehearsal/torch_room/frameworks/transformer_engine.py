@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tuner.rehearsal.torch_room.watch import Watch
+from tuner.rehearsal.torch_room.watch import NoStandInError, Watch
 
 _TYPES: Any = enum.IntEnum(  # type: ignore[misc] # the name is that of the extension
     "DType",
@@ -37,10 +37,6 @@ _BACKENDS: Any = enum.IntEnum(  # type: ignore[misc] # as above
     "NVTE_Fused_Attn_Backend", {"NVTE_No_Backend": -1, "NVTE_F16_arbitrary_seqlen": 1, "NVTE_FP8": 2}
 )
 _VERSIONS = {"get_cublasLt_version": 130100, "get_cudnn_version": 91900, "get_num_cublas_streams": 4}
-
-
-class NoStandInError(Exception):
-    """A kernel is called that has no stand-in."""
 
 
 class _Open(type):
