@@ -33,7 +33,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from tuner.rehearsal.torch_room import attention, distributed_tensors, pipelining
+from tuner.rehearsal.torch_room import attention, distributed_tensors, norms, pipelining
 from tuner.rehearsal.torch_room.cuda import DeviceFacts, stand_in_for_cuda
 from tuner.rehearsal.torch_room.frameworks import registry
 from tuner.rehearsal.torch_room.frameworks.transformer_engine import stand_in_for_kernels
@@ -94,6 +94,7 @@ def _exchange(device: dict[str, Any], progress: Progress) -> bool:
     stand_in_for_cuda(DeviceFacts(**device | {"capability": tuple(device["capability"])}))
     _replace_compilers()
     attention.stand_in_for_attention()
+    norms.stand_in_for_norms()
     of_torch = attention.changes() | distributed_tensors.changes() | pipelining.changes()
     change_on_import(of_torch | registry.changes(progress))
     Rounds(progress).follow()
