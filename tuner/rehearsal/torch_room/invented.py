@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-_TORCH = str(Path(torch.__file__).parent)
-_HERE = str(Path(__file__).parent)
+_TORCH = f"{Path(torch.__file__).parent}/"
+_HERE = f"{Path(__file__).parent}/"
 
 
 def _number(tensor: torch.Tensor) -> bool | int | float:

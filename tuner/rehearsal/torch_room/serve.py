@@ -33,7 +33,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from tuner.rehearsal.torch_room.attention import stand_in_for_attention
+from tuner.rehearsal.torch_room import attention, distributed_tensors, norms, pipelining
 from tuner.rehearsal.torch_room.autocast import stand_in_for_autocast
 from tuner.rehearsal.torch_room.cuda import DeviceFacts, stand_in_for_cuda
 from tuner.rehearsal.torch_room.frameworks import registry
@@ -58,8 +58,8 @@ FakeError = (
 _OF_NETWORKS = {"gaierror", "ConnectionError", "URLError", "ConnectError", "LocalEntryNotFoundError", "TimeoutError"}
 """Errors of the network by their names: those of Python, and of the libraries that programs load data with."""
 _MOST_PRINTED = 2_000
-_HERE = str(Path(__file__).parent)
-_TORCH = str(Path(torch.__file__).parent)
+_HERE = f"{Path(__file__).parent}/"
+_TORCH = f"{Path(torch.__file__).parent}/"
 
 
 def main() -> int:
@@ -81,26 +81,30 @@ def main() -> int:
             os.close(read)
             answer = {"rank": case["rank"], **_run(case, progress, request, has_engine=has_engine)}
             with os.fdopen(write, "w") as pipe:
-                json.dump(answer | {"printed": _printed()}, pipe)
+                json.dump(answer | {"printed": _printed(), "told": pipelining.told()}, pipe)
             os._exit(0)
         os.close(write)
         with os.fdopen(read) as pipe:
             text = pipe.read()
         _, status = os.waitpid(child, 0)
         died = {"rank": case["rank"], "verdict": "unknown", "error": f"its process ended with status {status}"}
-        _tell(answers, json.loads(text) if text else died)
+        found = json.loads(text) if text else died
+        pipelining.hear(found.pop("told", None))
+        _tell(answers, found)
     return 0
 
 
 def _exchange(device: dict[str, Any], progress: Progress) -> bool:
     """Exchange what only a device has, now or as soon as it is imported; return whether Transformer Engine is there."""
     stand_in_for_cuda(DeviceFacts(**device | {"capability": tuple(device["capability"])}))
-    stand_in_for_attention()
     stand_in_for_autocast(progress.watch.invented)
     stand_in_for_reducer(progress.watch.storages)
     stand_in_for_loader()
     _replace_compilers()
-    change_on_import(registry.changes(progress))
+    attention.stand_in_for_attention()
+    norms.stand_in_for_norms()
+    of_torch = attention.changes() | distributed_tensors.changes() | pipelining.changes()
+    change_on_import(of_torch | registry.changes(progress))
     Rounds(progress).follow()
     return stand_in_for_kernels(progress.watch)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import FakeWork, ProcessGroup
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -72,6 +73,8 @@ class Watch:
 class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's class has no types
     """Records in a `Watch` every operator that runs under it."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.watch = watch
@@ -96,6 +99,11 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator on tensors without data, and record it."""
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            result = func(*args, **kwargs)
+            self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
+            self.watch.note(func.name(), *(tuple(one.shape) for one in args if isinstance(one, torch.Tensor)))
+            return result
         if func.namespace in ("c10d", "_c10d_functional"):
             answer = self._answer_collective(func, args)
             if answer is not None:
