@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 _EQUAL: dict[int, int] = {}
 """Number in all places of a storage, by the storage's address."""
-_COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten._reshape_copy.default)
+COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten._reshape_copy.default)
+"""Operators whose result has the numbers of their first argument."""
 
 
 def equal_numbers(shape: tuple[int, ...], value: int) -> torch.Tensor:
@@ -25,7 +26,7 @@ def equal_numbers(shape: tuple[int, ...], value: int) -> torch.Tensor:
 
 def follow_copy(func: Any, source: Any, result: Any) -> None:
     """Let a copy of equal numbers stand for them too."""
-    if func in _COPIES and isinstance(source, torch.Tensor):
+    if func in COPIES and isinstance(source, torch.Tensor):
         value = _EQUAL.get(source.untyped_storage()._cdata)
         if value is not None:
             _keep(result, value)

@@ -14,10 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tuner.rehearsal.torch_room.invented import ASKED, place_in_program
-from tuner.rehearsal.torch_room.known_values import follow_copy
+from tuner.rehearsal.torch_room.known_values import COPIES, follow_copy
+from tuner.rehearsal.torch_room.repeats import Known, can_repeat, key_of, learned
 from tuner.rehearsal.torch_room.storages import Storages
 
 _WAITS = ("wait_tensor", "barrier", "monitored_barrier_")
+_DEVICE = torch.ops.prim.device.default
 _PAIRS = ("send", "recv_", "recv_any_source_")
 
 
@@ -72,6 +74,8 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.watch = watch
         self._resize = torch.UntypedStorage.resize_
+        self._repeats: dict[Any, bool] = {}
+        self._known: dict[tuple[Any, ...], Known] = {}
 
     def __enter__(self) -> WatchMode:
         storages, resize = self.watch.storages, self._resize
@@ -89,9 +93,62 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         setattr(torch.UntypedStorage, "resize_", self._resize)  # noqa: B010 - as above
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing is compiled here, and the wrapper that skips compilers takes time."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator on tensors without data, and record it."""
+        """Run an operator on tensors without data, or make its results again, and record it."""
+        if func is _DEVICE:
+            return args[0].device
         kwargs = kwargs or {}
+        known = None
+        can_repeat_it = self._repeats.get(func)
+        if can_repeat_it is None:
+            can_repeat_it = self._repeats[func] = can_repeat(func)
+        if can_repeat_it:
+            tensors: list[Any] = []
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                key = key_of(func, args, kwargs, tensors)
+                known = self._known.get(key) if key is not None else None
+                results = known.again(tensors) if known is not None and known.made is not None else None
+                if results is not None:
+                    return self._record_again(func, args, known, results)
+            result = self._run(func, args, kwargs)
+            if key is not None and known is None:
+                self._learn(key, func, args, kwargs, tensors, result)
+            return result
+        return self._run(func, args, kwargs)
+
+    def _record_again(self, func: Any, args: Any, known: Known, results: list[Any]) -> Any:
+        """Record an operator whose results were made again, and return them."""
+        storages = self.watch.storages
+        for one in results:
+            if type(one) is FakeTensor:
+                storages.see_one(one)
+        if func in COPIES:
+            follow_copy(func, args[0], results[0])
+        if known.noted is not None:
+            self.watch.operators[known.noted] += 1
+        return known.sequence(results) if known.sequence is not None else results[0]
+
+    def _learn(self, key: Any, func: Any, args: Any, kwargs: Any, tensors: list[Any], result: Any) -> None:
+        """Keep how the results of an operator are made, unless it changed the shapes of its arguments."""
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            if key == key_of(func, args, kwargs, []):
+                known = learned(result, tensors, self._noted(func, args))
+                if known is not None:
+                    self._known[key] = known
+
+    def _noted(self, func: Any, args: Any) -> Any:
+        """Return what is recorded of the call of an operator; None for views."""
+        if func.is_view or func.namespace in ("prim", "c10d", "_c10d_functional"):
+            return None
+        return str(func), tuple(tuple(one.shape) for one in args if isinstance(one, torch.Tensor))
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator on tensors without data, and record it."""
         if func.namespace in ("c10d", "_c10d_functional"):
             answer = self._answer_collective(func, args)
             if answer is not None:
@@ -106,8 +163,9 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         if args:
             follow_copy(func, args[0], result)
         self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
-        if not func.is_view and func.namespace not in ("prim", "c10d", "_c10d_functional"):
-            self.watch.note(str(func), *(tuple(one.shape) for one in args if isinstance(one, torch.Tensor)))
+        noted = self._noted(func, args)
+        if noted is not None:
+            self.watch.operators[noted] += 1
         return result
 
     def _answer_collective(self, func: Any, args: Any) -> Any:
