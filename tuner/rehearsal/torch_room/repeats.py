@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 META = torch.device("meta")
 _TAGS = (
-    *(torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view),
-    *(torch.Tag.dynamic_output_shape, torch.Tag.maybe_aliasing_or_mutating),
+    *(torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape),
+    *(torch.Tag.inplace_view, torch.Tag.maybe_aliasing_or_mutating),
 )
 """Tags of operators whose results follow from more than shapes, or that change the shapes of their arguments."""
 _ASK_ANEW = ("aten::lift_fresh", "aten::lift_fresh_copy", "aten::_local_scalar_dense", "aten::equal")
@@ -68,6 +68,11 @@ class Known:
     def __init__(self, made: tuple[_Made, ...] | None, sequence: type | None, noted: Any) -> None:
         self.made, self.sequence, self.noted = made, sequence, noted
 
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Attributes of a tensor without data, taken from one; empty if none was made."""
+        return next((made.attributes for made in self.made or () if made.attributes), {})
+
     def again(self, tensors: Sequence[Any]) -> list[Any] | None:
         """Return the results for the tensors of a call; None if a view would not lie in its storage."""
         results = []
@@ -85,11 +90,7 @@ class Known:
                         return None
                     plain = torch.empty_strided((0,), (1,), dtype=made.dtype, device=META)
                     plain.set_(storage, made.offset, made.shape, made.stride)
-                tensor = torch.Tensor._make_subclass(
-                    FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=made.device
-                )
-                tensor.__dict__.update(made.attributes)
-                results.append(tensor)
+                results.append(fake(plain, made.device, made.attributes or {}))
         return results
 
 
@@ -99,6 +100,49 @@ def can_repeat(func: Any) -> bool:
     if not name.startswith(("aten::", "prims::")) or name in _ASK_ANEW:
         return False
     return not any(tag in func.tags for tag in _TAGS)
+
+
+VIEWS = frozenset(
+    getattr(getattr(torch.ops.aten, name), overload)
+    for name, overload in (
+        *(("view", "default"), ("slice", "Tensor"), ("select", "int"), ("detach", "default"), ("alias", "default")),
+        *(("t", "default"), ("transpose", "int"), ("permute", "default"), ("expand", "default")),
+        *(("unsqueeze", "default"), ("squeeze", "default"), ("squeeze", "dim"), ("squeeze", "dims")),
+    )
+)
+"""Operators that return one view of their first argument; PyTorch's own kernel for tensors without data is quick."""
+
+
+def view_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], attributes: dict[str, Any]) -> Any:
+    """Return a view by PyTorch's kernel of it for tensors without data; None where more than shapes is known of one.
+
+    Args:
+        func: One of `VIEWS`.
+        args: Its arguments.
+        kwargs: Its named arguments.
+        attributes: Attributes of tensors without data.
+    """
+    tensor = args[0]
+    if type(tensor) is not FakeTensor or tensor.__dict__["constant"] is not None or tensor.is_inference():
+        return None
+    mode: Any = tensor.fake_mode
+    with torch._C._PreserveDispatchKeyGuard():
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        mode.in_kernel_invocation = True
+        try:
+            plain = func(*args, **kwargs)
+        finally:
+            mode.in_kernel_invocation = False
+    return fake(plain, tensor.__dict__["_fake_device"], attributes)
+
+
+def fake(plain: torch.Tensor, device: torch.device, attributes: dict[str, Any]) -> Any:
+    """Return a tensor of PyTorch's meta device as a tensor without data that seems to be on another."""
+    tensor = torch.Tensor._make_subclass(
+        FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=device
+    )
+    tensor.__dict__.update(attributes)
+    return tensor
 
 
 def key_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Any]) -> tuple[Any, ...] | None:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from tuner.rehearsal.torch_room.invented import ASKED, place_in_program
 from tuner.rehearsal.torch_room.known_values import COPIES, follow_copy
-from tuner.rehearsal.torch_room.repeats import Known, can_repeat, key_of, learned
+from tuner.rehearsal.torch_room.repeats import VIEWS, Known, can_repeat, key_of, learned, view_of
 from tuner.rehearsal.torch_room.storages import Storages
 
 _WAITS = ("wait_tensor", "barrier", "monitored_barrier_")
@@ -23,9 +23,9 @@ _DEVICE = torch.ops.prim.device.default
 _PAIRS = ("send", "recv_", "recv_any_source_")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Collective:
-    """Kind of collective.
+    """Kind of collective; compared by identity, since its ranks may be thousands.
 
     Attributes:
         name: Name of PyTorch's operator, such as `_allgather_base_`.
@@ -62,6 +62,13 @@ class Watch:
         self.collectives.clear()
         self.storages.begin_step()
 
+    def counted_collectives(self) -> list[tuple[str, int, tuple[int, ...], int, int]]:
+        """Return name, bytes, ranks, peer and number of calls of each kind of collective, the most frequent first."""
+        found: Counter[tuple[str, int, tuple[int, ...], int]] = Counter()
+        for one, count in self.collectives.items():
+            found[one.name, one.size, one.ranks, one.peer] += count
+        return [(*one, count) for one, count in found.most_common()]
+
     def note(self, kernel: str, *shapes: tuple[int, ...]) -> None:
         """Record a kernel that no operator of PyTorch stands for."""
         self.operators[kernel, shapes] += 1
@@ -76,6 +83,8 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         self._resize = torch.UntypedStorage.resize_
         self._repeats: dict[Any, bool] = {}
         self._known: dict[tuple[Any, ...], Known] = {}
+        self._attributes: dict[str, Any] = {}
+        self._collectives: dict[tuple[Any, ...], Collective] = {}
 
     def __enter__(self) -> WatchMode:
         storages, resize = self.watch.storages, self._resize
@@ -103,23 +112,34 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         if func is _DEVICE:
             return args[0].device
         kwargs = kwargs or {}
-        known = None
+        if func in VIEWS:
+            if self._attributes and (view := self._view(func, args, kwargs)) is not None:
+                return view
+            return self._run(func, args, kwargs)
         can_repeat_it = self._repeats.get(func)
         if can_repeat_it is None:
             can_repeat_it = self._repeats[func] = can_repeat(func)
-        if can_repeat_it:
-            tensors: list[Any] = []
-            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-                key = key_of(func, args, kwargs, tensors)
-                known = self._known.get(key) if key is not None else None
-                results = known.again(tensors) if known is not None and known.made is not None else None
-                if results is not None:
-                    return self._record_again(func, args, known, results)
-            result = self._run(func, args, kwargs)
-            if key is not None and known is None:
-                self._learn(key, func, args, kwargs, tensors, result)
-            return result
-        return self._run(func, args, kwargs)
+        if not can_repeat_it:
+            return self._run(func, args, kwargs)
+        tensors: list[Any] = []
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            key = key_of(func, args, kwargs, tensors)
+            known = self._known.get(key) if key is not None else None
+            results = known.again(tensors) if known is not None and known.made is not None else None
+            if known is not None and results is not None:
+                return self._record_again(func, args, known, results)
+        result = self._run(func, args, kwargs)
+        if key is not None and known is None:
+            self._learn(key, func, args, kwargs, tensors, result)
+        return result
+
+    def _view(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return a view of a tensor without data, whose storage is recorded; None if it needs more."""
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            view = view_of(func, args, kwargs, self._attributes)
+            if view is not None:
+                self.watch.storages.see_one(view)
+            return view
 
     def _record_again(self, func: Any, args: Any, known: Known, results: list[Any]) -> Any:
         """Record an operator whose results were made again, and return them."""
@@ -140,6 +160,7 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
                 known = learned(result, tensors, self._noted(func, args))
                 if known is not None:
                     self._known[key] = known
+                    self._attributes = self._attributes or known.attributes
 
     def _noted(self, func: Any, args: Any) -> Any:
         """Return what is recorded of the call of an operator; None for views."""
@@ -169,21 +190,30 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         return result
 
     def _answer_collective(self, func: Any, args: Any) -> Any:
-        """Record a collective; return its result where PyTorch has no kernel for tensors without data."""
+        """Record a collective; return its result where that is clear, since PyTorch takes long, or has no kernel."""
         name = func._schema.name.split("::")[1]
         if name in _WAITS:
             return None
-        group = next((found for found in map(_group, args) if found is not None), None)
-        ranks = tuple(dist.get_process_group_ranks(group)) if group is not None else ()
-        size = max((_num_bytes(one) for one in args if isinstance(one, list | tuple | torch.Tensor)), default=0)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            size = max((_num_bytes(one) for one in args if isinstance(one, list | tuple | torch.Tensor)), default=0)
         if name == "all_gather_into_tensor":  # of the functional collectives, whose result is not an argument
             size *= args[1]
-        peer = ranks[args[2]] if name in _PAIRS[:2] and len(args) > 2 else -1
-        self.watch.collectives[Collective(name, size, ranks, peer)] += 1
-        if func.namespace == "c10d" and "coalesced" in name:
-            work = FakeWork().boxed()
-            return work if len(func._schema.returns) == 1 else (args[0], work)
-        return None
+        group = next((found for found in map(_group, args) if found is not None), None)
+        key = (name, size, "" if group is None else group.group_name, args[2] if name in _PAIRS[:2] else -1)
+        kind = self._collectives.get(key)
+        if kind is None:
+            ranks = tuple(dist.get_process_group_ranks(group)) if group is not None else ()
+            peer = ranks[args[2]] if name in _PAIRS[:2] and len(args) > 2 else -1
+            kind = self._collectives[key] = Collective(name, size, ranks, peer)
+        self.watch.collectives[kind] += 1
+        if func.namespace != "c10d" or not func._schema.returns:
+            return None
+        given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+        if "coalesced" not in name and not all(type(one) is FakeTensor and one.constant is None for one in given):
+            return None
+        self.watch.storages.see([leaf for leaf in tree_leaves(args[0]) if isinstance(leaf, FakeTensor)])
+        work = FakeWork().boxed()  # all return their first argument, work that is done, or both
+        return work if len(func._schema.returns) == 1 else (args[0], work)
 
 
 def _num_bytes(tensors: Any) -> int:
