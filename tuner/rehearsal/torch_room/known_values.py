@@ -6,7 +6,7 @@ A rehearsal computes them beside the tensors without data, as long as every argu
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,16 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload, no-any-return]
 
 
+def are_known(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether the values of one of several tensors are known."""
+    return bool(_REAL) and any(tensor.untyped_storage()._cdata in _REAL for tensor in tensors)
+
+
+def makes_values(func: Any) -> bool:
+    """Return whether what an operator makes of no tensors has values."""
+    return func._schema.name.split("::")[1] not in _NO_VALUES
+
+
 def asked(func: Any, args: Any) -> Any:
     """Return what an operator returns that makes no tensor, from the values of its arguments if they are known."""
     found = [values_of(one) if isinstance(one, torch.Tensor) else one for one in args]
@@ -56,13 +66,13 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     given = list(_tensors(args, kwargs))
     if not given:
         result = func(*args, **kwargs)
-        if isinstance(result, FakeTensor) and _is_kept(result) and func._schema.name.split("::")[1] not in _NO_VALUES:
+        if isinstance(result, FakeTensor) and _is_kept(result) and makes_values(func):
             _follow(func, args, kwargs, result)
         return result
     if not any(not isinstance(one, FakeTensor) or one.untyped_storage()._cdata in _REAL for one in given):
         return func(*args, **kwargs)
     is_known = all(_is_kept(one) and values_of(one) is not None for one in given)
-    if not is_known or func.namespace not in ("aten", "prims") or func._schema.name.split("::")[1] in _NO_VALUES:
+    if not is_known or func.namespace not in ("aten", "prims") or not makes_values(func):
         if func._schema.is_mutable:
             for one in given:
                 _REAL.pop(one.untyped_storage()._cdata, None)

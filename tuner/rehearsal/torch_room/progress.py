@@ -78,8 +78,6 @@ class Progress:
             "peak_parts": watch.storages.peak_parts,
             "cpu_s": self.cpu_s,
             "operators": [[name, shapes, count] for (name, shapes), count in watch.operators.most_common()],
-            "collectives": [
-                [one.name, one.size, one.ranks, one.peer, count] for one, count in watch.collectives.most_common()
-            ],
+            "collectives": watch.counted_collectives(),
             "invented": dict(watch.invented.most_common()),
         }

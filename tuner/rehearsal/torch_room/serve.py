@@ -142,6 +142,7 @@ def _run(case: dict[str, Any], progress: Progress, request: dict[str, Any], *, h
     torch.set_grad_enabled(True)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, OnCpu(), WatchMode(progress.watch):
         mode.static_shapes = True
+        mode.cache_enabled = False  # results are made again by `repeats.py`
         try:
             if request["script"] is None:
                 runpy.run_module(request["module"], run_name="__main__", alter_sys=True)

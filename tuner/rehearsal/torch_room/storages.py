@@ -81,9 +81,13 @@ class Storages:
     def see(self, tensors: Any) -> None:
         """Count the storages of what an operator returned."""
         for tensor in _tensors(tensors):
-            storage = tensor.untyped_storage()
-            if storage._cdata not in self._alive and tensor.device.type != "meta" and not is_on_host(tensor):
-                self._begin(storage, self.purpose)
+            self.see_one(tensor)
+
+    def see_one(self, tensor: torch.Tensor) -> None:
+        """Count the storage of a tensor without data."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._alive and tensor.device.type != "meta" and not is_on_host(tensor):
+            self._begin(storage, self.purpose)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Count a storage anew after its size changed, as FSDP and DDP change it."""

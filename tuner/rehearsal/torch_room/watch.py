@@ -16,9 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 from tuner.rehearsal.torch_room import known_values
 from tuner.rehearsal.torch_room.invented import ASKED, place_in_program
+from tuner.rehearsal.torch_room.repeats import VIEWS, Known, can_repeat, key_of, learned, view_of
 from tuner.rehearsal.torch_room.storages import Storages
 
 _WAITS = ("wait_tensor", "barrier", "monitored_barrier_")
+_DEVICE = torch.ops.prim.device.default
 _PAIRS = ("send", "recv_", "recv_any_source_")
 
 
@@ -26,9 +28,9 @@ class NoStandInError(Exception):
     """A kernel is called that has no stand-in."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Collective:
-    """Kind of collective.
+    """Kind of collective; compared by identity, since its ranks may be thousands.
 
     Attributes:
         name: Name of PyTorch's operator, such as `_allgather_base_`.
@@ -65,6 +67,13 @@ class Watch:
         self.collectives.clear()
         self.storages.begin_step()
 
+    def counted_collectives(self) -> list[tuple[str, int, tuple[int, ...], int, int]]:
+        """Return name, bytes, ranks, peer and number of calls of each kind of collective, the most frequent first."""
+        found: Counter[tuple[str, int, tuple[int, ...], int]] = Counter()
+        for one, count in self.collectives.items():
+            found[one.name, one.size, one.ranks, one.peer] += count
+        return [(*one, count) for one, count in found.most_common()]
+
     def note(self, kernel: str, *shapes: tuple[int, ...]) -> None:
         """Record a kernel that no operator of PyTorch stands for."""
         self.operators[kernel, shapes] += 1
@@ -79,6 +88,10 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         super().__init__()  # type: ignore[no-untyped-call] # as above
         self.watch = watch
         self._resize = torch.UntypedStorage.resize_
+        self._repeats: dict[Any, bool] = {}
+        self._known: dict[tuple[Any, ...], Known] = {}
+        self._attributes: dict[str, Any] = {}
+        self._collectives: dict[tuple[Any, ...], Collective] = {}
 
     def __enter__(self) -> WatchMode:
         storages, resize = self.watch.storages, self._resize
@@ -96,14 +109,79 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         setattr(torch.UntypedStorage, "resize_", self._resize)  # noqa: B010 - as above
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing is compiled here, and the wrapper that skips compilers takes time."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator on tensors without data, and record it."""
+        """Run an operator on tensors without data, or make its results again, and record it."""
+        if func is _DEVICE:
+            return args[0].device
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             result = func(*args, **kwargs)
             self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
             self.watch.note(func.name(), *(tuple(one.shape) for one in args if isinstance(one, torch.Tensor)))
             return result
+        if func in VIEWS:
+            if self._attributes and (view := self._view(func, args, kwargs)) is not None:
+                return view
+            return self._run(func, args, kwargs)
+        can_repeat_it = self._repeats.get(func)
+        if can_repeat_it is None:
+            can_repeat_it = self._repeats[func] = can_repeat(func)
+        if not can_repeat_it:
+            return self._run(func, args, kwargs)
+        tensors: list[Any] = []
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            key = key_of(func, args, kwargs, tensors)
+            if known_values.are_known(tensors) or (not tensors and known_values.makes_values(func)):
+                key = None
+            known = self._known.get(key) if key is not None else None
+            results = known.again(tensors) if known is not None and known.made is not None else None
+            if known is not None and results is not None:
+                return self._record_again(func, args, known, results)
+        result = self._run(func, args, kwargs)
+        if key is not None and known is None:
+            self._learn(key, func, args, kwargs, tensors, result)
+        return result
+
+    def _view(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return a view of a tensor without data, whose storage is recorded; None if it needs more."""
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            view = view_of(func, args, kwargs, self._attributes)
+            if view is not None:
+                self.watch.storages.see_one(view)
+            return view
+
+    def _record_again(self, func: Any, args: Any, known: Known, results: list[Any]) -> Any:
+        """Record an operator whose results were made again, and return them."""
+        storages = self.watch.storages
+        for one in results:
+            if type(one) is FakeTensor:
+                storages.see_one(one)
+        if known.noted is not None:
+            self.watch.operators[known.noted] += 1
+        return known.sequence(results) if known.sequence is not None else results[0]
+
+    def _learn(self, key: Any, func: Any, args: Any, kwargs: Any, tensors: list[Any], result: Any) -> None:
+        """Keep how the results of an operator are made, unless it changed the shapes of its arguments."""
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            if key == key_of(func, args, kwargs, []):
+                known = learned(result, tensors, self._noted(func, args))
+                if known is not None:
+                    self._known[key] = known
+                    self._attributes = self._attributes or known.attributes
+
+    def _noted(self, func: Any, args: Any) -> Any:
+        """Return what is recorded of the call of an operator; None for views."""
+        if func.is_view or func.namespace in ("prim", "c10d", "_c10d_functional"):
+            return None
+        return str(func), tuple(tuple(one.shape) for one in args if isinstance(one, torch.Tensor))
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator on tensors without data, and record it."""
         if func.namespace in ("c10d", "_c10d_functional"):
             answer = self._answer_collective(func, args)
             if answer is not None:
@@ -116,26 +194,36 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
                 return ASKED[func](args[0])
         result = known_values.run(func, args, kwargs)
         self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
-        if not func.is_view and func.namespace not in ("prim", "c10d", "_c10d_functional"):
-            self.watch.note(str(func), *(tuple(one.shape) for one in args if isinstance(one, torch.Tensor)))
+        noted = self._noted(func, args)
+        if noted is not None:
+            self.watch.operators[noted] += 1
         return result
 
     def _answer_collective(self, func: Any, args: Any) -> Any:
-        """Record a collective; return its result where PyTorch has no kernel for tensors without data."""
+        """Record a collective; return its result where that is clear, since PyTorch takes long, or has no kernel."""
         name = func._schema.name.split("::")[1]
         if name in _WAITS:
             return None
-        group = next((found for found in map(_group, args) if found is not None), None)
-        ranks = tuple(dist.get_process_group_ranks(group)) if group is not None else ()
-        size = max((_num_bytes(one) for one in args if isinstance(one, list | tuple | torch.Tensor)), default=0)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            size = max((_num_bytes(one) for one in args if isinstance(one, list | tuple | torch.Tensor)), default=0)
         if name == "all_gather_into_tensor":  # of the functional collectives, whose result is not an argument
             size *= args[1]
-        peer = ranks[args[2]] if name in _PAIRS[:2] and len(args) > 2 else -1
-        self.watch.collectives[Collective(name, size, ranks, peer)] += 1
-        if func.namespace == "c10d" and "coalesced" in name:
-            work = FakeWork().boxed()
-            return work if len(func._schema.returns) == 1 else (args[0], work)
-        return None
+        group = next((found for found in map(_group, args) if found is not None), None)
+        key = (name, size, "" if group is None else group.group_name, args[2] if name in _PAIRS[:2] else -1)
+        kind = self._collectives.get(key)
+        if kind is None:
+            ranks = tuple(dist.get_process_group_ranks(group)) if group is not None else ()
+            peer = ranks[args[2]] if name in _PAIRS[:2] and len(args) > 2 else -1
+            kind = self._collectives[key] = Collective(name, size, ranks, peer)
+        self.watch.collectives[kind] += 1
+        if func.namespace != "c10d" or not func._schema.returns:
+            return None
+        given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+        if "coalesced" not in name and not all(type(one) is FakeTensor and one.constant is None for one in given):
+            return None
+        self.watch.storages.see([leaf for leaf in tree_leaves(args[0]) if isinstance(leaf, FakeTensor)])
+        work = FakeWork().boxed()  # all return their first argument, work that is done, or both
+        return work if len(func._schema.returns) == 1 else (args[0], work)
 
 
 def _num_bytes(tensors: Any) -> int:
