@@ -46,7 +46,7 @@ def rehearse(
         Option(
             "--config",
             metavar="pp=4,tp=2,...",
-            help="Configuration, or `current`, which is the default; a dimension not named is 1 or has the job's value.",
+            help="Configuration, or `current` (the default); a dimension not named is 1 or has the job's value.",
         ),
     ] = None,
     leaders: Annotated[
@@ -68,7 +68,9 @@ def rehearse(
     ] = False,
     limit: Annotated[
         str | None,
-        Option(metavar="S", help="Time limit of the whole rehearsal [s]; 600, or 60 for each of --leaders, by default."),
+        Option(
+            metavar="S", help="Time limit of the whole rehearsal [s]; 600, or 60 for each of --leaders, by default."
+        ),
     ] = None,
     storage: Storage = None,
     overrides: Overrides = None,

@@ -28,7 +28,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Leader:
-    """Candidate to rehearse: its place in the ranking, from 1, its configuration, what identifies it, and how it runs."""
+    """Candidate to rehearse: its place in the ranking, from 1, its configuration and values, and how it runs."""
 
     place: int
     config: ParallelConfig
@@ -77,9 +77,7 @@ def rehearse_leaders(
     for leader in leaders:
         answers.setdefault(
             leader.candidate.key,
-            CandidateAnswer(
-                key=leader.candidate.key, verdict="unknown", error=f"not rehearsed within {every_s:g} s"
-            ),
+            CandidateAnswer(key=leader.candidate.key, verdict="unknown", error=f"not rehearsed within {every_s:g} s"),
         )
     rows = [(leader, answers[leader.candidate.key]) for leader in leaders]
     memory = [_memory(prepared, leader.config, answer) for leader, answer in rows]
@@ -140,9 +138,7 @@ def _rehearsed(
     try:
         for group in by_program(distinct):
             cases = [case for candidate in group for case in candidate.cases]
-            answers = rehearse(
-                cases, device=device, limit_s=limit_s, unconfined=unconfined, environment=os.environ
-            )
+            answers = rehearse(cases, device=device, limit_s=limit_s, unconfined=unconfined, environment=os.environ)
             yield from whole_answers(group, answers)
     except NoBoundaryError as error:
         rule = f"runs no program of which nothing keeps this machine apart ({error})"

@@ -76,14 +76,14 @@ def _distributions(interpreter: str, python_path: str) -> tuple[str, ...]:
 @lru_cache(maxsize=8)
 def _files_below(folder: Path) -> str:
     """Return what tells the Python files below a folder apart from others, as of this process's first look."""
-    found = []
+    found: list[tuple[str, int, int]] = []
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
         for name in sorted(names):
             if name.endswith(".py") and len(found) < MOST_FILES:
                 path = Path(place, name)
                 facts = path.lstat()
-                found.append([str(path), facts.st_size, facts.st_mtime_ns])
+                found.append((str(path), facts.st_size, facts.st_mtime_ns))
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 

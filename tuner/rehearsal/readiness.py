@@ -38,7 +38,7 @@ def _needs_nothing_installed(program: Program) -> bool:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return False
-    imported = set()
+    imported: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imported.update(alias.name.partition(".")[0] for alias in node.names)
