@@ -214,7 +214,7 @@ class Loop:
                     told[HISTORY] = self.past_in_words
                 self.ledger.keep(told)
                 first.callback(self.rehearsals.close)
-                self.rehearsals.open()
+                self.rehearsals.begin()
                 self.reporter.tell(self.elapsed_s(), opening=self.reporter.opening(todo))
                 left_over = self._end_left_over()
                 running = last.enter_context(executor)

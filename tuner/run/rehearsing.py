@@ -45,6 +45,9 @@ MOST_LATE = 2
 MOST_UNKNOWN = 3
 """Answers without a verdict, in a row from the first one on, after which a program counts as one that tells nothing."""
 
+SHOWN_ALIKE = 3
+"""Refusals from one line of the program that are told one by one."""
+
 LEADERS, OFF = "leaders", "off"
 
 
@@ -81,7 +84,7 @@ class Rehearsals:
         """Whether something is being rehearsed."""
         return self._side is not None
 
-    def open(self) -> None:
+    def begin(self) -> None:
         """Decide whether candidates are rehearsed, and take the answers that the study's storage keeps."""
         wanted = self._prepared.request.search.rehearse
         if wanted == OFF:
@@ -240,7 +243,7 @@ class Rehearsals:
                     answer.as_json() | needs,
                 )
             if answer.verdict == "refused":
-                self._tell(("refused", position), f"refused in rehearsal: {self._words(position)}: {answer.in_words}")
+                self._tell_refused(position, answer)
             elif answer.verdict == "unknown":
                 self._tell("unknown", f"unknown in rehearsal, which changes nothing: {answer.in_words}")
         return True
@@ -292,6 +295,15 @@ class Rehearsals:
         self.close()
         self._is_on = False
         self._tell("off", f"candidates are not rehearsed: {reason}")
+
+    def _tell_refused(self, position: int, answer: CandidateAnswer) -> None:
+        """Tell a refusal, unless SHOWN_ALIKE were told that came from the same line of the program."""
+        line = answer.where[-1] if answer.where else ""
+        alike = sum(other.where[-1:] == answer.where[-1:] for other in self._answers.values())
+        if alike <= SHOWN_ALIKE:
+            self._tell(("refused", position), f"refused in rehearsal: {self._words(position)}: {answer.in_words}")
+        else:
+            self._tell(("alike", line), f"refused in rehearsal: more at {line}; `meshtune status` lists them")
 
     def _words(self, position: int) -> str:
         return ",".join(f"{name}={value}" for name, value in self._sampler.choices.values(position).items())

@@ -38,9 +38,9 @@ def keep_rehearsal(store: AbstractStore, study: str, config: Mapping[str, Any], 
         config: Values that identify the candidate.
         answer: Answer as JSON types.
     """
-    text = json.dumps(dict(config), sort_keys=True)
-    key = {"study": study, "candidate": hashlib.sha256(text.encode()).hexdigest()}
-    row = {**key, "config": text, "answer": json.dumps(dict(answer))}
+    same = json.dumps(dict(config), sort_keys=True)
+    key = {"study": study, "candidate": hashlib.sha256(same.encode()).hexdigest()}
+    row = {**key, "config": json.dumps(dict(config)), "answer": json.dumps(dict(answer))}
     store.replace_rows(Rows(table=REHEARSALS, key=key, rows=[row]))
 
 
