@@ -108,7 +108,12 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "`printed` (last lines), `parameters`, `peak_bytes` and its `parts_bytes`, `micro_batches` (made, and of a "
             "step), `operators`, `collectives`, `invented` answers",
             "predicted_bytes": "bytes of tensors at each stage's peak by the cost model; null without one",
-        }
+        },
+        "--leaders": {
+            "leaders": "for each candidate its `rank` and `config`, `verdict` (the worst of its stages), `error` and "
+            "`where`, `peaks_bytes` of tensors of each stage; of its fullest `stage` the rehearsed `peak_bytes`, "
+            "`predicted_bytes`, `needed_bytes` with what the device adds, and `capacity_bytes`; `cpu_s` of a step"
+        },
     },
     "init": {
         "": {
@@ -378,6 +383,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "p_star": "confidence that no untried configuration is faster, from 0 to 1",
             "stop_reason": "reason why the search ended; null while it runs",
             "population": "probability of each candidate to be the fastest, at the last decision; null before any",
+            "rehearsed": "rehearsed candidates: `config`, `verdict`, `error`, and whether they are `too_large`",
             "fewer_hosts": "what ran while hosts were lost: study, hosts, number of trials and best of each",
         }
     },

@@ -113,6 +113,7 @@ ROOMS: dict[str, set[str]] = {
         *("tuner.space", "tuner.search", "tuner.study_file", "tuner.storage", "tuner.subject", "tuner.forecast")
     },
     "tuner.run": {
+        "tuner.rehearsal",
         "tuner.forecast",
         "tuner.economics",
         "tuner.search",

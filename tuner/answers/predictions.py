@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from costmodels.job.parallel_config import ParallelConfig, Value, parse_config
 from hardware.io.errors import ConfigError
 from tuner.forecast.candidates import predict_with_errors
 from tuner.forecast.planned_candidates import prepare
 from tuner.forecast.prepared import Prepared
-from tuner.forecast.ranked import OnProgress, Ranked, ignore_progress, predicted_ranking, row_of
+from tuner.forecast.ranked import OnProgress, Ranked, ignore_progress, predicted_ranking, row_of, without
 from tuner.space.enumeration import launchable
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import load_study
@@ -73,6 +75,8 @@ def rank(study: StudyRequest | Path | str, *, top: int | None = 10) -> list[dict
 def rank_candidates(prepared: Prepared, stored: StoredStudies, *, on_progress: OnProgress = ignore_progress) -> Ranked:
     """Rank the candidates of a study, by what its trials taught if its storage holds any that have ended.
 
+    Candidates that rehearsals refused come last, and so do those that are too large in rehearsal.
+
     Args:
         prepared: Study.
         stored: Studies in its storage.
@@ -81,6 +85,27 @@ def rank_candidates(prepared: Prepared, stored: StoredStudies, *, on_progress: O
     Raises:
         ConfigError: The storage or the history cannot be read.
     """
+    return _without_refused(prepared, _ranked(prepared, stored, on_progress))
+
+
+def _without_refused(prepared: Prepared, ranked: Ranked) -> Ranked:
+    """Return the ranking with candidates last that rehearsals rule out, unless a trial of them completed."""
+    if not prepared.request.storage.may_exist:
+        return ranked
+    from tuner.answers.rehearsals import told_rehearsals  # noqa: PLC0415 # it loads the storages
+
+    grid = prepared.candidates.space.grid
+    places: dict[tuple[Any, ...], int] = {tuple(key): at for key, at in grid.positions().items()}
+    found = [
+        places.get(tuple(one.config.get(name) for name in grid.dimensions))
+        for one in told_rehearsals(prepared.request)
+        if one.in_words
+    ]
+    positions = np.array([at for at in found if at is not None and not ranked.is_measured[at]], dtype=np.int64)
+    return without(ranked, positions) if len(positions) else ranked
+
+
+def _ranked(prepared: Prepared, stored: StoredStudies, on_progress: OnProgress) -> Ranked:
     study = stored.look(prepared.request.name)
     if study is not None:
         from tuner.answers.learned_ranking import learned_ranking  # noqa: PLC0415 # it loads Optuna

@@ -287,6 +287,7 @@ def rank(
 
 def _rank_configs(request: StudyRequest, num_rows: int, as_json: bool) -> None:
     from tuner.answers.predictions import rank_candidates
+    from tuner.answers.rehearsals import told_rehearsals
     from tuner.forecast.idle_hosts import idle_hosts_of_first
     from tuner.forecast.objective import labels_of
     from tuner.forecast.ranked import place_of_current, row_of
@@ -349,11 +350,13 @@ def _rank_configs(request: StudyRequest, num_rows: int, as_json: bool) -> None:
         if current is not None:
             typer.echo("> the current configuration", err=True)
         if not all(row["fits"] for row in rows):
+            has_refused = any(one.in_words for one in told_rehearsals(request))
             capacity = int(memory.capacity_bytes.min()) / 2**30
             headroom = prepared.problem.options.memory_headroom
             typer.echo(
                 f"! does not fit: {capacity:.1f} GiB per device, of which {headroom:.0%} must stay free"
-                + ("; or crashed" if ranked.num_trials else ""),
+                + ("; or crashed" if ranked.num_trials else "")
+                + "; or refused in rehearsal, which `meshtune status` lists" * has_refused,
                 err=True,
             )
     if not rows:

@@ -14,7 +14,6 @@ from tuner.cli.options import (
     CURRENT,
     FOUND_NOTHING,
     AsJson,
-    Config,
     Overrides,
     Storage,
     StudyFile,
@@ -24,6 +23,7 @@ from tuner.cli.options import (
     whole_number,
     with_plans,
 )
+from tuner.cli.rehearse_leaders import rehearse_leaders
 from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import config_in_words, print_json, printable, say, warn
 
@@ -33,13 +33,29 @@ if TYPE_CHECKING:  # these load numpy
     from tuner.rehearsal.answer import RankAnswer
 
 STAGES, ALL = "stages", "all"
+LIMIT_S = 600.0
+"""Default time limit of the rehearsal of one configuration [s]."""
 SHOWN_PLACES = 8
 """Largest number of places that are named."""
 
 
 def rehearse(
     study: StudyFile,
-    chosen: Config = CURRENT,
+    chosen: Annotated[
+        str | None,
+        Option(
+            "--config",
+            metavar="pp=4,tp=2,...",
+            help="Configuration, or `current` (the default); a dimension not named is 1 or has the job's value.",
+        ),
+    ] = None,
+    leaders: Annotated[
+        str | None,
+        Option(metavar="N", help="Rehearse the first N configurations of `meshtune rank` instead, with one import."),
+    ] = None,
+    again: Annotated[
+        bool, Option("--again", help="With --leaders, rehearse also those whose answers the study's storage keeps.")
+    ] = False,
     ranks: Annotated[
         str, Option(metavar="stages|all|0,7", help="Ranks to run: the first of each stage, all, or these.")
     ] = STAGES,
@@ -50,7 +66,12 @@ def rehearse(
     unconfined: Annotated[
         bool, Option("--unconfined", help="Run it also where nothing can be put between the program and this machine.")
     ] = False,
-    limit: Annotated[str, Option(metavar="S", help="Time limit of the whole rehearsal [s].")] = "600",
+    limit: Annotated[
+        str | None,
+        Option(
+            metavar="S", help="Time limit of the whole rehearsal [s]; 600, or 60 for each of --leaders, by default."
+        ),
+    ] = None,
     storage: Storage = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -59,22 +80,28 @@ def rehearse(
 
     Tensors have shapes and no data, process groups send nothing, and no accelerator is needed. The program runs in its
     own Python environment, without network, and what it writes is thrown away. Programs of Megatron-LM can be
-    rehearsed; see `docs/rehearsal.md`.
+    rehearsed; see `docs/rehearsal.md`. The status is 0 if all of them are accepted, and 1 otherwise.
     """
-    limit_s = number("--limit", limit, above_zero=True)
+    limit_s = None if limit is None else number("--limit", limit, above_zero=True)
+    if leaders is not None:
+        count = whole_number("--leaders", leaders, 1)
+        _check_alone(chosen=chosen, ranks=ranks, whole=whole)
+        request = load(study, overrides, storage)
+        _agree(yes=yes)
+        rehearse_leaders(request, count, again=again, limit_s=limit_s, unconfined=unconfined, as_json=as_json)
+        return
+    if again:
+        raise ConfigError("needs --leaders, whose answers are kept", key="--again")
     request = load(study, overrides, storage)
-    wanted, notes = launchable_config(request, chosen)
+    wanted, notes = launchable_config(request, CURRENT if chosen is None else chosen)
     warn(notes)
     prepared = with_plans(request, StoredStudies(request.storage), wanted)
     config = prepared.problem.with_knobs(wanted)
     chosen_ranks = _ranks(ranks, config)
-    question = "Run the study's program here, behind a boundary?"
-    if not yes and not (sys.stdin.isatty() and typer.confirm(question, err=True)):
-        rule = "runs the study's program, and was not confirmed"
-        raise ConfigError(rule, key="rehearse", nearest="--yes confirms it")
+    _agree(yes=yes)
     say(f"Rehearsing {config_in_words(prepared.problem, config)}", err=True)
     answers = _rehearsed(
-        prepared, config, chosen_ranks, whole=whole, limit_s=limit_s, unconfined=unconfined, is_quiet=as_json
+        prepared, config, chosen_ranks, whole=whole, limit_s=limit_s or LIMIT_S, unconfined=unconfined, is_quiet=as_json
     )
     predicted = _predicted_bytes(prepared, config)
     if as_json:
@@ -83,6 +110,31 @@ def rehearse(
         _print_summary(answers, predicted)
     if any(answer.verdict != "accepted" for answer in answers):
         raise typer.Exit(FOUND_NOTHING)
+
+
+def _check_alone(*, chosen: str | None, ranks: str, whole: bool) -> None:
+    """Refuse options that name one configuration, or how it runs, beside `--leaders`.
+
+    Raises:
+        ConfigError: One is given.
+    """
+    given = {"--config": chosen, "--ranks": None if ranks == STAGES else ranks, "--all-micro-batches": whole or None}
+    for key, value in given.items():
+        if value is not None:
+            rule = "cannot be combined with --leaders, which rehearses each as the first rank of every stage"
+            raise ConfigError(rule, key=key, value=value)
+
+
+def _agree(*, yes: bool) -> None:
+    """Ask whether the program may run, unless `--yes` has answered.
+
+    Raises:
+        ConfigError: It was not confirmed.
+    """
+    question = "Run the study's program here, behind a boundary?"
+    if not yes and not (sys.stdin.isatty() and typer.confirm(question, err=True)):
+        rule = "runs the study's program, and was not confirmed"
+        raise ConfigError(rule, key="rehearse", nearest="--yes confirms it")
 
 
 def _rehearsed(

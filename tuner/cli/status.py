@@ -22,7 +22,11 @@ from tuner.terminal.console import (
     say,
 )
 
+SHOWN_REHEARSALS = 8
+"""Candidates that rehearsals rule out which are printed."""
+
 if TYPE_CHECKING:  # these load numpy and Optuna
+    from tuner.answers.rehearsals import ToldRehearsal
     from tuner.search.proxy.extrapolation import Extrapolated
     from tuner.storage.record import TrialRecord
     from tuner.study_file.request import StudyRequest
@@ -35,6 +39,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     from tuner.answers.fewer_hosts import phases_of
     from tuner.answers.gain import compared_in, gains
     from tuner.answers.reference import reference_of
+    from tuner.answers.rehearsals import told_rehearsals
     from tuner.economics.device_time import device_time_json
     from tuner.economics.training import limited_of
     from tuner.forecast.planned_candidates import prepare_stored
@@ -69,6 +74,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     moments = read_moments(stored)
     compared = compared_in(prepared.problem, reference_of(prepared.problem, stored), records, best, stored.user_attrs)
     training = limited_of(prepared, best, extrapolated)
+    rehearsed = told_rehearsals(request)
     payload = {
         "study_name": request.name,
         **counts(records),
@@ -84,6 +90,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         "stop_reason": None if running or under_way else stored.user_attrs.get(STOP_REASON, "interrupted"),
         "population": asdict(moments[-1]) if moments else None,
         "fewer_hosts": [phase.as_json() for phase in phases],
+        "rehearsed": [one.as_json() for one in rehearsed],
     }
     if as_json:
         print_json(payload)
@@ -100,6 +107,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     print_taken(records)
     if payload["pruned"]:
         say(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
+    _print_rehearsed(rehearsed)
     if stored.user_attrs.get(HISTORY):
         typer.echo(stored.user_attrs[HISTORY])
     _print_best(request, best, extrapolated, payload["p_star"])
@@ -110,6 +118,20 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         say(f"Ran besides: {phase.in_words}")
     if moments:
         typer.echo("\n".join(in_lines(moments[-1], after_trials(records, moments[-1].trial), in_words)))
+
+
+def _print_rehearsed(told: Sequence[ToldRehearsal]) -> None:
+    """Print how many candidates were rehearsed, and why some of them are not tried."""
+    from tuner.answers.rehearsals import rehearsals_in_words
+
+    if not told:
+        return
+    say(rehearsals_in_words(told))
+    ruled_out = [one for one in told if one.in_words]
+    for one in ruled_out[:SHOWN_REHEARSALS]:
+        say(f"  {in_words(one.config)}: {one.in_words}")
+    if len(ruled_out) > SHOWN_REHEARSALS:
+        say(f"  and {len(ruled_out) - SHOWN_REHEARSALS:,} more, which --json lists")
 
 
 def _print_best(

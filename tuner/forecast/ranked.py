@@ -92,6 +92,14 @@ def by_objective(prepared: Prepared, ranked: Ranked) -> Ranked:
     return replace(ranked, order=np.lexsort((place, value, ~ranked.fits)), value=value)
 
 
+def without(ranked: Ranked, positions: IntArray) -> Ranked:
+    """Return a ranking in which the candidates at some positions do not run, and come last."""
+    fits = ranked.fits.copy()
+    fits[positions] = False
+    out = np.isin(ranked.order, positions)
+    return replace(ranked, fits=fits, order=np.concatenate([ranked.order[~out], ranked.order[out]]))
+
+
 def row_of(prepared: Prepared, ranked: Ranked, place: int) -> dict[str, Any]:
     """Return the candidate at a place of the ranking, from 0, as plain values, with that of the study's objective."""
     # plain Python numbers, so that rows are JSON as they are

@@ -26,6 +26,7 @@ from tuner.run.executor import Executor
 from tuner.run.hosts import Expected, HostWatch
 from tuner.run.ledger import Ledger
 from tuner.run.progress import Progress, RunResult
+from tuner.run.rehearsing import Rehearsals
 from tuner.run.reporter import Reporter
 from tuner.run.rescue import rescued
 from tuner.run.spending import Spending
@@ -132,6 +133,7 @@ def run_study(
                 past_in_words=past.in_words,
                 elapsed_s=lambda: clock() - started_s,
                 wall_clock=wall_clock,
+                rehearsals=Rehearsals(ledger),
             )
             stop_reason = loop.drive(executor)
         attributes, best = ledger.study.user_attrs, ledger.trials.best
@@ -172,6 +174,7 @@ class Loop:
         past_in_words: Sentence on what the history taught; empty if there is none.
         elapsed_s: Function that returns the time that the study has run, in all its runs [s].
         wall_clock: Function that returns the seconds since the epoch.
+        rehearsals: Rehearsals of candidates before their trials.
     """
 
     ledger: Ledger
@@ -181,6 +184,7 @@ class Loop:
     past_in_words: str
     elapsed_s: Callable[[], float]
     wall_clock: Callable[[], float]
+    rehearsals: Rehearsals
 
     def drive(self, executor: AbstractContextManager[Executor]) -> StopReason:
         """Ask, submit, poll and record until there is a reason to stop, then give the claim up; return the reason.
@@ -209,6 +213,8 @@ class Loop:
                 if self.past_in_words != self.ledger.study.user_attrs.get(HISTORY, ""):
                     told[HISTORY] = self.past_in_words
                 self.ledger.keep(told)
+                first.callback(self.rehearsals.close)
+                self.rehearsals.begin()
                 self.reporter.tell(self.elapsed_s(), opening=self.reporter.opening(todo))
                 left_over = self._end_left_over()
                 running = last.enter_context(executor)
@@ -233,7 +239,12 @@ class Loop:
             reason = self._fill_slots(running, todo, reason)
             if reason is not None and self._is_over(moves=moves, waits=bool(todo), pending=running.pending):
                 return reason
-            ended = running.poll(POLL_S)
+            self.rehearsals.go_ahead()
+            waits_for_rehearsal = self.rehearsals.is_busy and not running.pending
+            ended = running.poll(0.0 if waits_for_rehearsal else POLL_S)
+            self.rehearsals.look(POLL_S if waits_for_rehearsal else 0.0)
+            while self.rehearsals.notes:
+                self.reporter.tell(self.elapsed_s(), note=self.rehearsals.notes.pop(0))
             with interrupts_held():
                 for number, observation in ended:
                     ledger.record(number, observation)
@@ -270,6 +281,8 @@ class Loop:
         params = sampler.sample_relative(self.ledger.study, empty, sampler.search_space)
         position = sampler.position_of(params)
         assert position is not None, "the sampler names candidates only"
+        if self.rehearsals.holds_back(position):
+            return Wait.REHEARSAL
         return self.ledger.create(Task(position=position, proxy=sampler.proxy_for(observations, position)), params, {})
 
     def _is_over(self, *, moves: bool, waits: bool, pending: Sequence[int]) -> bool:

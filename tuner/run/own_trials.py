@@ -87,6 +87,10 @@ class OwnTrials:
             self._observations = self._sampler.observations_of(self.standing)
         return self._observations
 
+    def forget_observations(self) -> None:
+        """Have the observations read again: the sampler has learned something that is no trial."""
+        self._observations = None
+
     @property
     def all(self) -> list[FrozenTrial]:
         """All trials, by number; ended ones have lost their user attributes."""

@@ -71,6 +71,7 @@ def make_sampler(
         tolerance=request.search.tolerance,
         seed=request.search.seed,
         first=None if reference is None else reference.config,
+        first_in_use=problem.current is not None,
         proxies=None
         if request.trials.proxy is None
         else ProxyPlan(

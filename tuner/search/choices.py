@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, Value
+from costmodels.surrogates.predicted import Predicted
 from hardware.arrays import FloatArray, IntArray
 from tuner.search.failures import FailureConclusion
 from tuner.search.observations import Observations
@@ -46,6 +47,11 @@ class AbstractChoices(ABC):
     @abstractmethod
     def layout_of(self, position: int) -> int:
         """Return the position of a candidate's layout in the grid."""
+
+    @property
+    @abstractmethod
+    def predicted(self) -> Predicted:
+        """Predictions for the layouts."""
 
     @abstractmethod
     def config(self, position: int) -> ParallelConfig:
@@ -132,6 +138,11 @@ class LayoutChoices(AbstractChoices):
     def layout_of(self, position: int) -> int:
         """Return the position itself."""
         return position
+
+    @property
+    def predicted(self) -> Predicted:
+        """Predictions for the layouts."""
+        return self._posterior.predicted
 
     def config(self, position: int) -> ParallelConfig:
         """Return the configuration at a position of the grid."""

@@ -20,6 +20,7 @@ from trials.backend import Observation, OperatorSample, Status
 from tuner.search.constraints import exceeds_memory
 from tuner.search.parameters import named_values, params_of
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
+from tuner.search.rehearsed import NOTHING_REHEARSED, Rehearsed
 from tuner.search.standing import Standing
 
 STATUS = "status"
@@ -107,6 +108,7 @@ class Observations:
         num_proxies: Number of trials of proxies so far, finished or not; these are among `num_decisions`.
         memory_shifts: Log factor by which the knobs of a candidate's trials changed its needed memory, where that is
             known only as a bound; none without knobs.
+        rehearsed: What rehearsals told of candidates; none of it is a trial.
     """
 
     measured: IntArray
@@ -127,6 +129,7 @@ class Observations:
     proxies_pending: frozenset[int] = frozenset()
     num_proxies: int = 0
     memory_shifts: Mapping[int, float] = field(default_factory=dict)
+    rehearsed: Rehearsed = NOTHING_REHEARSED
 
     @property
     def num_at_full_size(self) -> int:
@@ -154,13 +157,18 @@ class Observations:
 
     @property
     def impossible(self) -> frozenset[int]:
-        """Candidates that cannot run."""
+        """Candidates that trials showed to be unable to run."""
         return self.misfits | self.crashed
+
+    @property
+    def dropped(self) -> frozenset[int]:
+        """Candidates that rehearsals rule out, except for those that ran."""
+        return self.rehearsed.ruled_out - self.explored
 
     @property
     def closed(self) -> frozenset[int]:
         """Candidates that should not be tried now."""
-        return self.explored | self.impossible | self.pending
+        return self.explored | self.impossible | self.pending | self.dropped
 
 
 class ObservationLog:

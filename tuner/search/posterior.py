@@ -42,6 +42,7 @@ from tuner.search.observations import Observations
 from tuner.search.operator_posterior import OperatorPosterior
 from tuner.search.proxy.proxy_posterior import ProxyPosterior, observations_with_proxies
 from tuner.search.proxy.proxy_trials import Proxy
+from tuner.search.rehearsed import Rehearsed
 from tuner.search.subset import select_subset
 
 PEAK_VARIANCE = 0.01**2
@@ -157,7 +158,7 @@ class Posterior:
         fails = self._draw_failures(told, num_draws, rng)
         # the outcome of a trial is certain, whatever the surrogates draw
         fails[:, sorted(observations.explored)] = False
-        fails[:, sorted(observations.impossible)] = True
+        fails[:, sorted(observations.impossible | observations.dropped)] = True
         drawn[fails] = np.inf
         return drawn
 
@@ -300,7 +301,7 @@ class Posterior:
             broken = [self.kinds.names.index(name) for name, chance in found_broken.items() if chance > LIKELY]
             is_broken |= self.kinds.holds[:, broken].any(axis=1)
         is_broken[np.isin(same_as, sorted(observations.explored))] = False
-        is_broken[np.isin(same_as, sorted(observations.impossible))] = True
+        is_broken[np.isin(same_as, sorted(observations.impossible | observations.dropped))] = True
         return Expected(log_step_s=log_step_s, log_needed=log_needed, is_broken=is_broken)
 
     def compose(self, observations: Observations, num_draws: int, rng: np.random.Generator) -> Composed:
@@ -353,7 +354,18 @@ class Posterior:
             fails |= needed > log_capacity.astype(np.float32)
         if observations.crashed:
             fails |= self._fit_crashes(observations, self._fit_memory(observations)).draw(num_draws, rng)
+        if observations.rehearsed.refused:
+            refused = self._fit_refusals(observations.rehearsed).draw(num_draws, rng)
+            refused[:, sorted(observations.rehearsed.accepted)] = False
+            fails |= refused
         return fails
+
+    def _fit_refusals(self, rehearsed: Rehearsed) -> CrashSurrogate:
+        """Return the surrogate of what rehearsals refuse. What they accept may still crash on a device."""
+        refused, accepted = (
+            np.array(sorted(which), dtype=np.int64) for which in (rehearsed.refused, rehearsed.accepted)
+        )
+        return crash_surrogate(self.kinds, accepted, refused, np.zeros(len(refused)))
 
     def _fit_memory(self, observations: Observations) -> Surrogate | None:
         """Return the surrogate of the needed memory after the trials; None if memory was not predicted."""
@@ -366,6 +378,7 @@ class Posterior:
             observations.misfits,
             observations.crashed,
             tuple(observations.memory_shifts.items()),
+            observations.rehearsed.key,
         )
         found = self.memory_fit.get(key)
         if found is None:
@@ -380,6 +393,10 @@ class Posterior:
         peaks = np.array(list(observations.peaks_bytes), dtype=np.int64)
         # needed memory scales with the peak: both err by the same factor
         ratio = np.array(list(observations.peaks_bytes.values())) / predicted.peak_bytes[peaks]
+        # what a rehearsal says of a candidate is as good as a measured peak, within its own error
+        rehearsed = observations.rehearsed
+        known = np.array(sorted(rehearsed.log_needed.keys() - observations.peaks_bytes.keys()), dtype=np.int64)
+        log_rehearsed = np.array([rehearsed.log_needed[position] for position in known.tolist()])
         # a candidate that ran without a known peak needs less than the capacity, and one that failed needs more
         ran = np.array(sorted(set(observations.measured.tolist()) - set(observations.peaks_bytes)), dtype=np.int64)
         misfits, crashed = (
@@ -390,9 +407,9 @@ class Posterior:
         shifts = np.array([observations.memory_shifts.get(position, 0.0) for position in bounded.tolist()])
         sizes = [len(ran), len(misfits), len(crashed)]
         return Seen(
-            measured=peaks,
-            log_value=np.log(predicted.needed_bytes[peaks] * ratio),
-            variance=np.full(len(peaks), PEAK_VARIANCE),
+            measured=np.concatenate([peaks, known]),
+            log_value=np.concatenate([np.log(predicted.needed_bytes[peaks] * ratio), log_rehearsed]),
+            variance=np.repeat([PEAK_VARIANCE, rehearsed.deviation**2], [len(peaks), len(known)]),
             bounded=bounded,
             log_edge=np.log(predicted.capacity_bytes[bounded]) - shifts,
             side=np.repeat([-1.0, 1.0, 1.0], sizes),

@@ -62,6 +62,7 @@ from tuner.search.posterior import Posterior
 from tuner.search.proxy.extrapolation import EXTRAPOLATED, Extrapolated
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import Proxy
+from tuner.search.rehearsed import Told, after_trials
 from tuner.search.standing import KnowsStanding, Standing
 from tuner.search.stopping import NO_BUDGETS, Budgets, StopDecision, StopReason, StopRule, decide
 from tuner.search.subset import MAX_OBSERVATIONS
@@ -115,6 +116,7 @@ class ThompsonSampler(BaseSampler):
             tell apart and nothing else is left to try; see replication.py.
         objective: Values that the study minimizes in place of the step time; see objectives.py. With two of them the
             study is one of Optuna's multi-objective studies, and each draw names a candidate of the front.
+        first_in_use: Whether `first` is in use today, so that it runs whatever rehearsals say of it.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class ThompsonSampler(BaseSampler):
         proxies: ProxyPlan | None = None,
         repeats: int = 0,
         objective: Objective | None = None,
+        first_in_use: bool = False,
     ) -> None:
         if not len(candidates):
             raise ValueError("`candidates` must hold at least one configuration, but got none.")
@@ -165,6 +168,8 @@ class ThompsonSampler(BaseSampler):
         )
         if first is not None and self._first is None:
             raise ValueError(f"`first` must be a candidate, but got {first}.")
+        self._first_in_use = first_in_use
+        self._told = Told()
         self._independent = RandomSampler(seed=seed)
         self._log = ObservationLog(self.position_of, self._step_time_of if objective else None)
         self._latest: _Drawn | None = None
@@ -200,6 +205,31 @@ class ThompsonSampler(BaseSampler):
     def metric_names(self) -> list[str]:
         """Names of the values that the study minimizes, with their units."""
         return self._objective.labels if self._objective else ["step time [s]"]
+
+    def learn_rehearsals(self, told: Told) -> None:
+        """Take what rehearsals told so far; all observations from now on contain it."""
+        with self._lock:
+            self._told = told
+
+    def _with_rehearsals(self, observations: Observations) -> Observations:
+        """Return observations with what rehearsals tell beside them."""
+        told = self._told
+        if not told.refused and not told.accepted:
+            return observations
+        predicted, layout_of = self._choices.predicted, self._choices.layout_of
+        capacity = {at: float(predicted.capacity_bytes[layout_of(at)]) for at in told.needed_bytes}
+        measured = {
+            at: peak * float(predicted.needed_bytes[layout_of(at)] / predicted.peak_bytes[layout_of(at)])
+            for at, peak in observations.peaks_bytes.items()
+        }
+        # one that ran out of memory needs more than there is, whatever its rehearsal says
+        short = {
+            at: capacity[at] for at in observations.misfits & capacity.keys() if capacity[at] > told.needed_bytes[at]
+        }
+        rehearsed = after_trials(
+            told, ran=observations.explored, measured_bytes=measured | short, capacity_bytes=capacity
+        )
+        return replace(observations, rehearsed=rehearsed)
 
     def values_of(self, position: int, observation: Observation) -> list[float]:
         """Return the values of a completed trial of a candidate at full size."""
@@ -362,9 +392,11 @@ class ThompsonSampler(BaseSampler):
         """
         chosen = {number: position for (name, number), position in self._chosen.items() if name == study.study_name}
         if isinstance(study, KnowsStanding):
-            return self._log.observations_of(study.standing, but=trial.number, finishing=ending, chosen=chosen)
+            return self._with_rehearsals(
+                self._log.observations_of(study.standing, but=trial.number, finishing=ending, chosen=chosen)
+            )
         others = [each for each in study.get_trials(deepcopy=False) if each.number != trial.number]
-        return self._log.observations(others, ending, chosen)
+        return self._with_rehearsals(self._log.observations(others, ending, chosen))
 
     def _describe_population(self, observations: Observations) -> dict[str, Any]:
         return as_json(shares(self.population(observations).fastest, self._choices.values, observations.explored))
@@ -373,11 +405,11 @@ class ThompsonSampler(BaseSampler):
 
     def observations(self, trials: Sequence[FrozenTrial]) -> Observations:
         """Return the observations of `trials`, which are all trials of a study or some."""
-        return self._log.observations(trials)
+        return self._with_rehearsals(self._log.observations(trials))
 
     def observations_of(self, standing: Standing, *, but: int | None = None) -> Observations:
         """Return the observations of all trials of a study but one, of which only new ones are read."""
-        return self._log.observations_of(standing, but=but)
+        return self._with_rehearsals(self._log.observations_of(standing, but=but))
 
     def population(self, observations: Observations) -> Population:
         """Return M joint draws of all step times and the fastest candidate of each.
@@ -399,6 +431,7 @@ class ThompsonSampler(BaseSampler):
             observations.crashed,
             len(observations.samples),
             observations.proxies,
+            observations.rehearsed.key,
         )
         if latest is None or latest.key != key:
             # the stream depends on what is known alone, so that a resumed study draws the same
@@ -525,9 +558,32 @@ class ThompsonSampler(BaseSampler):
             return position
         if self._proxies is not None:
             return self._choose_with_proxies(self._proxies, observations)
-        if not observations.num_decisions and self._first is not None:
-            return self._first
+        if not observations.num_decisions and (first := self._first_of(observations)) is not None:
+            return first
         return self._acquire(observations, observations.closed)
+
+    def likely_next(self, observations: Observations, count: int) -> list[int]:
+        """Return the candidates that would be chosen one after the other if no trial told anything [at most count].
+
+        A candidate that rehearsals rule out is none of them, and neither is one that was tried or is pending.
+        """
+        closed, found = set(observations.closed), []
+        if not observations.num_decisions and (first := self._first_of(observations)) is not None:
+            found.append(first)
+        while len(found) < count and len(closed | set(found)) < self._choices.num_candidates:
+            position = self._acquire(observations, closed | set(found))
+            if position in found or position in closed:
+                break
+            found.append(position)
+        return found[:count]
+
+    def runs_anyway(self, position: int) -> bool:
+        """Return whether a candidate is in use today, so that it runs whatever a rehearsal says."""
+        return self._first_in_use and position == self._first
+
+    def _first_of(self, observations: Observations) -> int | None:
+        """Return the configuration of the first trial, unless rehearsals rule out one that is not in use."""
+        return None if self._first in observations.dropped and not self._first_in_use else self._first
 
     def _acquire(self, observations: Observations, but: Collection[int]) -> int:
         """Return the choice of the acquisition function, which is none of `but` while another is left."""
@@ -554,8 +610,8 @@ class ThompsonSampler(BaseSampler):
             position = self._find_shortest(observations, observations.closed)
             return self._acquire(observations, observations.closed) if position is None else position
         if not observations.num_decisions:
-            if self._first is not None and plan.of(self._first):
-                return self._first
+            if (first := self._first_of(observations)) is not None and plan.of(first):
+                return first
             # the candidate that most draws name, of those whose proxy could tell something
             return int(np.argmax(np.bincount(fastest[~plan.is_settled(observations, fastest)])))
         # a settled candidate's proxy could tell nothing new, whether or not the candidate itself is closed

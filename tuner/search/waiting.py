@@ -12,12 +12,13 @@ SLOTS = "slots"
 
 
 class Wait(StrEnum):
-    """Reason to wait for trials that run. The value is the sentence."""
+    """Reason to wait for trials that run, or for a rehearsal. The value is the sentence."""
 
     EXHAUSTED = "every candidate is tried or running"
     SETTLED = "what runs may end the search, or change which candidates are measured again"
     REPLICATES = "each of the closest candidates is measured again by one trial at a time"
     PROXIES = "trials at full size wait for what the proxies tell"
+    REHEARSAL = "the next candidate is rehearsed first"
     NOTHING_NAMED = "no draw names another candidate, and what runs may settle the search"
 
 

@@ -77,7 +77,8 @@ class JournalStore(AbstractStore):
 
     def create_tables(self, metadata: MetaData, first: Rows) -> None:  # noqa: ARG002 # the contract's
         """Write `first`, as the contract says; a journal has no tables."""
-        self.replace_rows(first)
+        if first.rows:
+            self.replace_rows(first)
 
     @contextmanager
     def connection(self, metadata: MetaData) -> Iterator[Connection]:

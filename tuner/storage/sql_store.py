@@ -111,7 +111,8 @@ class SqlStore(AbstractStore):
         """Create missing tables, as the contract says."""
         with self.engine.begin() as connection:
             metadata.create_all(connection)
-            connection.execute(insert(first.table), list(first.rows))
+            if first.rows:
+                connection.execute(insert(first.table), list(first.rows))
 
     @contextmanager
     def connection(self, metadata: MetaData) -> Iterator[Connection]:  # noqa: ARG002 # the contract's

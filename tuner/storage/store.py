@@ -101,7 +101,7 @@ class AbstractStore(ABC):
 
     @abstractmethod
     def create_tables(self, metadata: MetaData, first: Rows) -> None:
-        """Create the tables that are missing, and write `first`."""
+        """Create the tables that are missing, and write `first`, which may have no rows."""
 
     @abstractmethod
     def connection(self, metadata: MetaData) -> AbstractContextManager[Connection]:

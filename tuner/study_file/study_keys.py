@@ -232,6 +232,14 @@ class SearchOptions(DocumentedModel):
     `ei_per_second` (expected improvement per second of trial).
     """
 
+    rehearse: Literal["leaders", "off"] | None = None
+    """Whether candidates are [rehearsed](rehearsal.md#in-a-search) before their trials: `leaders` runs the program of
+    those that are likely to be tried next on this machine's CPU, without a device and behind a boundary. Refused ones
+    are dropped, and so are those that need more memory than there is. Neither is a trial.
+
+    Default: `leaders` if trials run a command whose interpreter and torch are on this machine, else `off`
+    """
+
     baseline: bool | None = None
     """Whether the first trial runs the configuration that an engineer would write by hand, with which the result is
     compared. It is the candidate that fits with the least tp·pp, tp first up to a host, then pp, with the least ep and

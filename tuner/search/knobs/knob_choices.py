@@ -19,6 +19,7 @@ from optuna.distributions import CategoricalDistribution
 
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.surrogates.knob_effects import KNOB_NOISE
+from costmodels.surrogates.predicted import Predicted
 from hardware.arrays import FloatArray, IntArray
 from tuner.search.choices import AbstractChoices, LayoutPositions
 from tuner.search.failures import FailureConclusion
@@ -79,6 +80,11 @@ class KnobChoices(AbstractChoices):
         """Return the position of a pair's layout in the grid."""
         return int(self.table.layouts[position])
 
+    @property
+    def predicted(self) -> Predicted:
+        """Predictions for the layouts with today's knobs."""
+        return self.posterior.layouts.predicted
+
     def config(self, position: int) -> ParallelConfig:
         """Return the layout of a pair with the values of its knobs."""
         knobs = self.space.values_of(self.table.codes[position])
@@ -117,7 +123,22 @@ class KnobChoices(AbstractChoices):
         for position, limit_s in observations.limits_s.items():
             found[:, position] = np.maximum(found[:, position], np.log(limit_s))
         found[:, sorted(observations.impossible)] = np.inf
+        found[self._misfits_rehearsed(observations, num_draws, rng)] = np.inf
         return found
+
+    def _misfits_rehearsed(
+        self, observations: Observations, num_draws: int, rng: np.random.Generator
+    ) -> NDArray[np.bool_]:
+        """Draw which pairs do not run by what their own rehearsals say [M, p]: refused, or too large."""
+        fails = np.zeros((num_draws, len(self.table)), dtype=np.bool_)
+        rehearsed = observations.rehearsed
+        known = sorted(rehearsed.log_needed.keys() - observations.explored)
+        if known:
+            mean = np.array([rehearsed.log_needed[position] for position in known])
+            drawn = mean + rehearsed.deviation * rng.standard_normal((num_draws, len(known)))
+            fails[:, known] = drawn > self._log_capacity[self.table.layouts[known]]
+        fails[:, sorted(observations.dropped)] = True
+        return fails
 
     def draw_steps(
         self, observations: Observations, positions: IntArray, num_draws: int, rng: np.random.Generator

@@ -2,7 +2,8 @@
 
     meshtune_runs               one row per trial that has ended: its setting, configuration and outcome
     meshtune_operator_samples   one row per operator time of such a trial
-    meshtune_history            the version of these two
+    meshtune_rehearsals         one row per candidate that was rehearsed; see ../rehearsals.py
+    meshtune_history            the version of the first two
 
 A row describes its run in full: job, cluster and the runtime's facts stand in it as JSON, so that it can be read
 without the study that made it. `model`, `device` and `runtime` are for looking things up.
@@ -98,6 +99,16 @@ SAMPLES = Table(
     Index("meshtune_operator_samples_by_setting", "device", "runtime", "model"),
 )
 
+REHEARSALS = Table(
+    "meshtune_rehearsals",
+    METADATA,
+    Column("study", String(512), primary_key=True),
+    Column("candidate", String(64), primary_key=True),
+    Column("config", Text, nullable=False),
+    Column("answer", Text, nullable=False),
+    Column("recorded_at", DateTime(timezone=True), server_default=func.now()),
+)
+
 
 def make_tables(store: AbstractStore) -> None:
     """Create the tables if the store lacks them; the version is written last, once all are there.
@@ -108,10 +119,11 @@ def make_tables(store: AbstractStore) -> None:
     for attempt in range(CREATE_ATTEMPTS):
         try:
             with store.connection(METADATA) as connection:
-                if has_tables(connection):
+                is_versioned = has_tables(connection)
+                if is_versioned and inspect(connection).has_table(REHEARSALS.name):
                     return
             version = {"version": VERSION}
-            store.create_tables(METADATA, Rows(table=_VERSION, key=version, rows=[version]))
+            store.create_tables(METADATA, Rows(table=_VERSION, key=version, rows=[] if is_versioned else [version]))
             return
         except DBAPIError as error:
             collided = "exists" in str(error) or "UNIQUE" in str(error) or "duplicate" in str(error)
