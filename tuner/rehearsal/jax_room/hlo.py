@@ -42,7 +42,10 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Kind of collective: opcode, bytes of its largest side on a device, ranks of the first device's group, and peer."""
+    """Kind of collective of a rank: opcode, bytes of its largest side on a device, ranks of its group, and peer.
+
+    The peer is the rank to which a permutation sends; -1 for other collectives, and where it sends nowhere.
+    """
 
     name: str
     size: int
@@ -52,53 +55,64 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one device runs in a call.
+    """What every device runs in a call.
 
     Attributes:
         operators: Number of runs of each opcode.
-        collectives: Number of runs of each kind of collective, in the order of the program.
+        collectives: Instructions of collectives with their numbers of runs, in the order of the program.
         unknown_loops: Loops whose number of turns the program does not say; their bodies are counted once.
     """
 
     operators: Counter[str]
-    collectives: Counter[Collective]
+    collectives: tuple[tuple[Instruction, int], ...]
     unknown_loops: int
 
+    def collectives_of(self, rank: int, partitions: Sequence[int]) -> Counter[Collective]:
+        """Return the number of runs of each kind of collective of a rank.
 
-def read_program(text: str, ranks: Sequence[int]) -> Program:
+        Args:
+            rank: Number of the rank.
+            partitions: Rank of each partition of the program.
+
+        Raises:
+            ValueError: groups are written in an unknown way.
+        """
+        found: Counter[Collective] = Counter()
+        if rank in partitions:
+            for one, times in self.collectives:
+                found[_collective(one, partitions.index(rank), partitions)] += times
+        return found
+
+
+def read_program(text: str) -> Program:
     """Read the text of a compiled module.
 
-    Args:
-        text: Text of the module.
-        ranks: Rank of each of its partitions.
-
     Raises:
-        ValueError: the module or a collective is written in an unknown way.
+        ValueError: the module is written in an unknown way.
     """
     entry, computations = _computations(text)
     operators: Counter[str] = Counter()
-    collectives: Counter[Collective] = Counter()
+    collectives: list[tuple[Instruction, int]] = []
     unknown = 0
 
     def run(name: str, times: int) -> None:
         nonlocal unknown
         for one in computations.get(name, ()):
-            opcode = one.opcode.removesuffix("-start")
             inner = times
             if one.opcode == "while":
                 turns = _turns(one, computations)
                 unknown += turns is None
                 inner *= 1 if turns is None else turns
-            if opcode in KINDS:
-                collectives[_collective(one, opcode, ranks)] += times
-            elif opcode not in FREE and not one.opcode.endswith(("-start", "-done", "-update")):
-                operators[opcode] += times
+            if one.opcode.removesuffix("-start") in KINDS:
+                collectives.append((one, times))
+            elif one.opcode not in FREE and not one.opcode.endswith(("-start", "-done", "-update")):
+                operators[one.opcode] += times
             if one.opcode in _RUNS:
                 for called in _called(one):
                     run(called, inner)
 
     run(entry, 1)
-    return Program(operators, collectives, unknown)
+    return Program(operators, tuple(collectives), unknown)
 
 
 def num_bytes(types: str) -> int:
@@ -144,22 +158,23 @@ def _turns(loop: Instruction, computations: Mapping[str, list[Instruction]]) -> 
     return int(value[1]) if value else None
 
 
-def _collective(one: Instruction, opcode: str, ranks: Sequence[int]) -> Collective:
-    types = one.types
+def _collective(one: Instruction, place: int, partitions: Sequence[int]) -> Collective:
+    """Return the collective of an instruction for the partition at a place."""
+    opcode, types = one.opcode.removesuffix("-start"), one.types
     if one.opcode.endswith("-start") and types.startswith("((" if opcode == "all-reduce" else "("):
         types = _result(types)
     size = num_bytes(types)
     if opcode == "collective-permute":
         pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", one.rest)
         numbers = [int(number) for number in re.findall(r"\d+", pairs[1])] if pairs else []
-        to = dict(zip(numbers[::2], numbers[1::2], strict=True)).get(0)
-        own = (ranks[0],) if to is None else tuple(sorted((ranks[0], ranks[to])))
-        return Collective(opcode, size, own, -1 if to is None else ranks[to])
+        to = dict(zip(numbers[::2], numbers[1::2], strict=True)).get(place, place)
+        own = tuple(sorted({partitions[place], partitions[to]}))
+        return Collective(opcode, size, own, -1 if to == place else partitions[to])
     whole = "replica_groups={}" in one.rest
-    group = tuple(range(len(ranks))) if whole else next(g for g in groups_of(one.rest) if 0 in g)
+    group = tuple(range(len(partitions))) if whole else next(g for g in groups_of(one.rest) if place in g)
     if opcode == "reduce-scatter":
         size *= len(group)
-    return Collective(opcode, size, tuple(ranks[device] for device in group))
+    return Collective(opcode, size, tuple(partitions[device] for device in group))
 
 
 def _result(types: str) -> str:

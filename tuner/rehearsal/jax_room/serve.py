@@ -3,13 +3,14 @@
     python -m tuner.rehearsal.jax_room.serve REQUEST
 
 The request is that of the room of PyTorch, with `target`, XLA's description of the device or null. All ranks of a JAX
-program run one program, so that each case has one answer: that of the first device.
+program run one compiled program: cases that differ in their rank alone are run once, and answered one by one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import resource
@@ -31,28 +32,36 @@ def main() -> int:
     for descriptor in (1, 2):
         os.dup2(os.memfd_create("printed"), descriptor)
     importlib.import_module("jax")  # once for all cases; it starts no thread before a device is asked for
-    for case in request["cases"]:
+    for _, group in itertools.groupby(request["cases"], key=_without_rank):
+        cases = list(group)
         read, write = os.pipe()
         if (child := os.fork()) == 0:
             os.close(read)
-            answer = {"rank": case["rank"], **_run(case, request)}
+            answer = {"framework": "jax", **_run(cases, request), "printed": _printed()}
             with os.fdopen(write, "w") as pipe:
-                json.dump(answer | {"printed": _printed()}, pipe)
+                json.dump(answer, pipe)
             os._exit(0)
         os.close(write)
         with os.fdopen(read) as pipe:
             text = pipe.read()
         _, status = os.waitpid(child, 0)
-        died = {"rank": case["rank"], "verdict": "unknown", "error": f"its process ended with status {status}"}
-        died["printed"] = _printed()
-        with os.fdopen(os.dup(answers), "w") as file:
-            file.write(json.dumps(json.loads(text) if text else died) + "\n")
+        died = {"framework": "jax", "verdict": "unknown", "error": f"its process ended with status {status}"}
+        answer = json.loads(text) if text else died | {"printed": _printed()}
+        collectives = answer.pop("collectives_of", {})
+        for case in cases:
+            own = {"collectives": collectives.get(str(case["rank"]), [])}
+            with os.fdopen(os.dup(answers), "w") as file:
+                file.write(json.dumps({"rank": case["rank"], **answer, **own}) + "\n")
     return 0
 
 
-def _run(case: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
-    """Run the program, and return what was seen."""
-    began_s = time.process_time()
+def _without_rank(case: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in case.items() if name != "rank"}
+
+
+def _run(cases: list[dict[str, Any]], request: dict[str, Any]) -> dict[str, Any]:
+    """Run the program, and return what was seen; the process serves for nothing afterwards."""
+    began_s, case = time.process_time(), cases[0]
     for name, text in case["environment"].items():
         os.environ.pop(name, None)
         if text is not None:
@@ -80,7 +89,8 @@ def _run(case: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
         error, where = f"{type(caught).__name__}: {caught}", _where(caught)
     if verdict == "accepted" and not steps.step():
         verdict, error = "unknown", "the program ended, and no compiled function of its own took most of what it holds"
-    return _seen(steps, is_whole=verdict == "accepted", began_s=began_s) | {
+    wanted = [one["rank"] for one in cases] if verdict == "accepted" else []
+    return _seen(steps, wanted, began_s=began_s) | {
         "verdict": verdict,
         "error": error,
         "where": where,
@@ -103,26 +113,26 @@ def _prepare(world: int, request: dict[str, Any]) -> Any:
     return steps
 
 
-def _seen(steps: Any, *, is_whole: bool, began_s: float) -> dict[str, Any]:
-    """Return what the program's last step is and needs, as JSON types."""
+def _seen(steps: Any, ranks: list[int], *, began_s: float) -> dict[str, Any]:
+    """Return what the program's last step is and needs, with the collectives of some ranks, as JSON types."""
     from tuner.rehearsal.jax_room.arrays import INVENTED
     from tuner.rehearsal.jax_room.hlo import read_program
     from tuner.rehearsal.jax_room.steps import memory_of
 
     found: dict[str, Any] = {"compiled_for": "gpu" if steps.target.is_gpu else "cpu", "invented": dict(INVENTED)}
-    if not is_whole:
+    if not ranks:
         return found
     memories = [memory_of(made) for made in steps.step()]
     largest = max(memories, key=lambda one: one.peak)
     operators: Counter[str] = Counter()
-    collectives: Counter[Any] = Counter()
+    collectives: dict[int, Counter[Any]] = {rank: Counter() for rank in ranks}
     for made in steps.step():
         compiled = made.call.compiled
-        ranks = [device.id for device in compiled._unloaded_executable.device_list]
-        program = read_program(compiled.as_text(), ranks)
+        partitions = [device.id for device in compiled._unloaded_executable.device_list]
+        program = read_program(compiled.as_text())
         operators += program.operators
-        for kind, count in program.collectives.items():
-            collectives[kind] += count
+        for rank in ranks:
+            collectives[rank] += program.collectives_of(rank, partitions)
         if program.unknown_loops:
             words = f"{made.call.maker}: turns of {program.unknown_loops} loops, counted as one"
             found["invented"][words] = 1
@@ -133,7 +143,10 @@ def _seen(steps: Any, *, is_whole: bool, began_s: float) -> dict[str, Any]:
         "functions": [made.call.maker for made in steps.step()],
         "cpu_s": [time.process_time() - began_s],
         "operators": [[name, [], count] for name, count in operators.most_common()],
-        "collectives": [[one.name, one.size, one.ranks, one.peer, count] for one, count in collectives.items()],
+        "collectives_of": {
+            rank: [[one.name, one.size, one.ranks, one.peer, count] for one, count in kinds.items()]
+            for rank, kinds in collectives.items()
+        },
     }
 
 
