@@ -211,7 +211,8 @@ def _predicted_bytes(prepared: Prepared, config: ParallelConfig) -> list[int] | 
 def _print_answer(answer: RankAnswer) -> None:
     told = f"stage {answer.stage}, rank {answer.rank}: {answer.verdict}"
     if answer.peak_bytes is not None and answer.verdict == "accepted":
-        told += f", {answer.peak_bytes / 2**30:.2f} GiB at the peak, {answer.cpu_s or 0.0:.1f} s of CPU time a step"
+        told += f", {answer.peak_bytes / 2**30:.2f} GiB at the peak, {answer.cpu_s or 0.0:.1f} s of CPU time"
+        told += " a step" if answer.framework == "torch" else ""
     typer.echo(told)
     if answer.error is not None:
         typer.echo(f"  {printable(answer.error)}")
@@ -233,6 +234,8 @@ def _print_summary(answers: list[RankAnswer], predicted: list[int] | None) -> No
     if predicted is not None:
         shown = ", ".join(f"{size / 2**30:.2f}" for size in predicted)
         typer.echo(f"The cost model predicts {shown} GiB of tensors at the peak of each stage.")
+    if accepted[0].framework == "jax":
+        typer.echo(_of_jax(accepted[0]))
     made, of_step = accepted[0].micro_batches or (0, 0)
     if made < of_step:
         typer.echo(f"Made {made} of the {of_step} micro-batches of a step: with more, no stage holds more.")
@@ -240,6 +243,17 @@ def _print_summary(answers: list[RankAnswer], predicted: list[int] | None) -> No
         typer.echo(f"Answers that no data gave, at {len(places)} places (--json counts them):")
         for place in sorted(places)[:SHOWN_PLACES]:
             typer.echo(f"  {printable(place)}")
+
+
+def _of_jax(answer: RankAnswer) -> str:
+    """Return what is to be known of the figures of a compiled program."""
+    told = "XLA compiled one program for all ranks"
+    if answer.compiled_for == "gpu":
+        return f"{told}; activations are its temporaries, gradients among them."
+    return (
+        f"{told}, for CPUs: temporaries, gradients and activations, are those of a CPU's schedule. "
+        "The packages jax-cuda12-pjrt and jax-cuda12-plugin have its compiler for GPUs, which needs none."
+    )
 
 
 def _payload(

@@ -38,6 +38,7 @@ class RankAnswer:
     Attributes:
         rank: Number of the rank.
         stage: Number of its pipeline stage.
+        framework: Framework of the program: `torch` or `jax`.
         verdict: Whether the program ran.
         error: Error of the program, or what is missing; None if it ran.
         where: Lines of the program on the way to the error, the innermost last.
@@ -49,12 +50,15 @@ class RankAnswer:
         operators: Number of calls of operators in the last step.
         collectives: Collectives of the last step.
         invented: Number of times that each place in the program got an answer that no data gave.
-        cpu_s: CPU time of the last step [s].
+        compiled_for: What XLA compiled a JAX program for: `gpu`, as the study's device, or `cpu`; None with PyTorch.
+        cpu_s: CPU time of the last step [s]; of a JAX program, of all.
         resident_bytes: Memory of the process that rehearsed [bytes].
     """
 
     rank: int
     stage: int
+    framework: str = "torch"
+    compiled_for: str | None = None
     verdict: Verdict
     error: str | None = None
     where: tuple[str, ...] = ()
@@ -76,6 +80,8 @@ class RankAnswer:
         return RankAnswer(
             rank=found["rank"],
             stage=stage,
+            framework=found.get("framework", "torch"),
+            compiled_for=found.get("compiled_for"),
             verdict=found["verdict"],
             error=found["error"],
             where=tuple(found.get("where", ())),
@@ -99,6 +105,8 @@ class RankAnswer:
         return {
             "rank": self.rank,
             "stage": self.stage,
+            "framework": self.framework,
+            "compiled_for": self.compiled_for,
             "verdict": self.verdict,
             "error": self.error,
             "where": list(self.where),

@@ -20,13 +20,17 @@ from tuner.capture.run_script import NoBoundaryError
 from tuner.capture.scratch import short_folder
 from tuner.rehearsal.answer import RankAnswer
 from tuner.rehearsal.program import Program
+from tuner.rehearsal.xla_target import target_of
 
 STEPS = 2
 """Steps of a rehearsal: the optimizer makes its states in the first, so that the second has the peak."""
 LIMIT_S = 600.0
 """Default time limit of a rehearsal [s]."""
-MODULE = "tuner.rehearsal.torch_room.serve"
-_ROOM = Path(__file__).parent / "torch_room"
+MODULE = "tuner.rehearsal.entrance"
+_HERE = Path(__file__).parent
+_ROOMS = ("torch_room", "jax_room")
+_SHARED = ("trials", "jax_training", "xla_groups.py")
+"""Module that the room of JAX takes along."""
 _QUIET = {
     "TORCHDYNAMO_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
@@ -155,7 +159,14 @@ def _write_request(folder: Path, cases: Sequence[Case], device: Device) -> None:
     package.mkdir(parents=True)
     for place in (package.parent, package):
         (place / "__init__.py").touch()
-    shutil.copytree(_ROOM, package / "torch_room", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(_HERE / "entrance.py", package / "entrance.py")
+    for room in _ROOMS:
+        shutil.copytree(_HERE / room, package / room, ignore=shutil.ignore_patterns("__pycache__"))
+    shared = folder.joinpath("path", *_SHARED)
+    shared.parent.mkdir(parents=True)
+    for place in (shared.parent.parent, shared.parent):
+        (place / "__init__.py").touch()
+    shutil.copyfile(_HERE.parents[1].joinpath(*_SHARED), shared)
     facts = {
         "name": device.name,
         "capability": capability_of(device) or _CAPABILITIES["H100"],
@@ -168,6 +179,7 @@ def _write_request(folder: Path, cases: Sequence[Case], device: Device) -> None:
         "script": None if program.script is None else str(program.script),
         "module": program.module,
         "steps": STEPS,
+        "target": target_of(device, capability_of(device)),
         "device": facts,
         "cases": [
             {
