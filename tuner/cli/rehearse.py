@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
 
 from hardware.io.errors import ConfigError
+from tuner.cli.completion import targets
 from tuner.cli.options import (
     CURRENT,
     FOUND_NOTHING,
     AsJson,
-    Config,
     Overrides,
     Storage,
     StudyFile,
@@ -25,27 +26,54 @@ from tuner.cli.options import (
     with_plans,
 )
 from tuner.storage.stored_studies import StoredStudies
-from tuner.terminal.console import config_in_words, print_json, printable, say, warn
+from tuner.terminal.console import NOTHING_WORKS, config_in_words, print_json, printable, say, warn
 
 if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import ParallelConfig
+    from trials.started import Started
+    from tuner.export import Export
     from tuner.forecast.prepared import Prepared
     from tuner.rehearsal.answer import RankAnswer
+    from tuner.study_file.request import StudyRequest
 
 STAGES, ALL = "stages", "all"
+OPTION = "--program"
 SHOWN_PLACES = 8
 """Largest number of places that are named."""
 
 
 def rehearse(
     study: StudyFile,
-    chosen: Config = CURRENT,
+    chosen: Annotated[
+        str | None,
+        Option(
+            "--config",
+            metavar="pp=4,tp=2,...",
+            help="Configuration; by default the current one, or with --export the study's best.",
+        ),
+    ] = None,
     ranks: Annotated[
         str, Option(metavar="stages|all|0,7", help="Ranks to run: the first of each stage, all, or these.")
     ] = STAGES,
     whole: Annotated[
         bool, Option("--all-micro-batches", help="Make all micro-batches of a step, not just twice pp of them.")
     ] = False,
+    export: Annotated[
+        str | None,
+        Option(
+            "--export",
+            metavar="TARGET",
+            help="Run the program with the flags of `meshtune export --to TARGET`: do they train?",
+            autocompletion=targets,
+        ),
+    ] = None,
+    program: Annotated[
+        str | None,
+        Option(
+            metavar="'pretrain.py ...'",
+            help="Program for --export, with its own flags of model and data; by default that of the trials.",
+        ),
+    ] = None,
     yes: Annotated[bool, Option("--yes", help="Run the program without asking.")] = False,
     unconfined: Annotated[
         bool, Option("--unconfined", help="Run it also where nothing can be put between the program and this machine.")
@@ -62,34 +90,89 @@ def rehearse(
     rehearsed; see `docs/rehearsal.md`.
     """
     limit_s = number("--limit", limit, above_zero=True)
+    if program is not None and export is None:
+        raise ConfigError("is a program for exported flags", key=OPTION, value=program, nearest="--export TARGET")
     request = load(study, overrides, storage)
-    wanted, notes = launchable_config(request, chosen)
-    warn(notes)
-    prepared = with_plans(request, StoredStudies(request.storage), wanted)
-    config = prepared.problem.with_knobs(wanted)
+    prepared, config = _chosen(request, chosen, is_best=export is not None)
+    exported = None if export is None else _exported(prepared, config, export)
+    starts = _starts(prepared, config, exported, program)
     chosen_ranks = _ranks(ranks, config)
     question = "Run the study's program here, behind a boundary?"
     if not yes and not (sys.stdin.isatty() and typer.confirm(question, err=True)):
         rule = "runs the study's program, and was not confirmed"
         raise ConfigError(rule, key="rehearse", nearest="--yes confirms it")
     say(f"Rehearsing {config_in_words(prepared.problem, config)}", err=True)
+    key = "trial.command" if program is None else OPTION
     answers = _rehearsed(
-        prepared, config, chosen_ranks, whole=whole, limit_s=limit_s, unconfined=unconfined, is_quiet=as_json
+        prepared,
+        config,
+        starts,
+        chosen_ranks,
+        key=key,
+        whole=whole,
+        limit_s=limit_s,
+        unconfined=unconfined,
+        is_quiet=as_json,
     )
     predicted = _predicted_bytes(prepared, config)
     if as_json:
-        print_json(_payload(prepared, config, answers, predicted))
+        told = {} if exported is None else {"exported": {"target": export, "arguments": list(exported.arguments)}}
+        print_json(_payload(prepared, config, answers, predicted) | told)
     else:
         _print_summary(answers, predicted)
     if any(answer.verdict != "accepted" for answer in answers):
         raise typer.Exit(FOUND_NOTHING)
 
 
+def _chosen(request: StudyRequest, text: str | None, *, is_best: bool) -> tuple[Prepared, ParallelConfig]:
+    """Return the study and the configuration to rehearse, by default its current or its best one."""
+    stored = StoredStudies(request.storage)
+    if text is not None or not is_best:
+        wanted, notes = launchable_config(request, CURRENT if text is None else text)
+        warn(notes)
+        prepared = with_plans(request, stored, wanted)
+        return prepared, prepared.problem.with_knobs(wanted)
+    from tuner.answers.best import best_known
+
+    prepared = with_plans(request, stored)
+    found = best_known(prepared, stored.find(request.name))
+    if found is None:
+        say(NOTHING_WORKS, err=True)
+        raise typer.Exit(FOUND_NOTHING)
+    return prepared, found.config
+
+
+def _exported(prepared: Prepared, config: ParallelConfig, target: str) -> Export:
+    """Return the configuration as `meshtune export --to` writes it."""
+    from tuner.answers.export import export_configuration
+    from tuner.export import find_exporter
+
+    prepared.problem.subject.check_target(target)
+    find_exporter(target, key="--export")
+    exported = export_configuration(prepared, StoredStudies(prepared.request.storage), config, target)
+    warn(exported.notes)
+    return exported
+
+
+def _starts(prepared: Prepared, config: ParallelConfig, exported: Export | None, program: str | None) -> Started:
+    """Return what is started: what a trial starts, or a program with exported flags."""
+    from trials.started import Started
+    from tuner.rehearsal.exported import with_exported_flags
+    from tuner.run.single_trial import num_trials
+
+    of_trial = Started(in_words="")
+    if program is None:
+        of_trial = prepared.backend.starts(config, trial_number=num_trials(prepared))
+    return of_trial if exported is None else with_exported_flags(of_trial, exported, program, Path.cwd())
+
+
 def _rehearsed(
     prepared: Prepared,
     config: ParallelConfig,
+    starts: Started,
     ranks: tuple[int, ...],
     *,
+    key: str,
     whole: bool,
     limit_s: float,
     unconfined: bool,
@@ -99,13 +182,11 @@ def _rehearsed(
     from tuner.capture.run_script import NoBoundaryError
     from tuner.rehearsal.program import program_of
     from tuner.rehearsal.run import capability_of, cases_of, enough_micro_batches, rehearse
-    from tuner.run.single_trial import num_trials
 
-    starts = prepared.backend.starts(config, trial_number=num_trials(prepared))
     try:
-        program = program_of(starts, os.environ)
+        program = program_of(starts, os.environ, key)
     except ConfigError as error:
-        raise error.in_file(prepared.request.file) from None
+        raise (error if key == OPTION else error.in_file(prepared.request.file)) from None
     device = prepared.problem.cluster.devices[0]
     if capability_of(device) is None:
         warn([f"the compute capability of {device.name} is not known here; the program is told 9.0, that of H100"])
