@@ -128,7 +128,7 @@ def test_a_kernel_without_stand_in_is_unknown(tmp_path):
 
 
 def test_exported_flags_of_a_study_without_a_command_are_run(tmp_path):
-    """A simulated study's configuration trains as it is exported, with the overlap that the trial's own flags leave out."""
+    """A simulated study's configuration trains as it is exported, with overlap."""
     (tmp_path / "study.yaml").write_text(write_study(tmp_path).read_text().split("trial:")[0] + SIMULATED)
     program = f"{sys.executable} pretrain.py {' '.join(FLAGS)}"
     words = ("--export", "megatron", "--program", program, "--config", "pp=2,tp=2,dp=2,mbs=1")
