@@ -1,5 +1,4 @@
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +6,6 @@ from hypothesis import given
 
 from costmodels.blocks.operator import OpKind
 from costmodels.job.parallel_config import ParallelConfig
-from costmodels.job.runtime import find_runtime
 from costmodels.step.executions import collective_executions
 from costmodels.step.memory.peak import stage_memory
 from costmodels.step.stage_figures import stage_figures
@@ -48,17 +46,26 @@ def test_groups_are_the_ranks_of_megatron():
 
 
 def test_buckets_are_messages_of_their_own():
-    """Weights in buckets of a tenth are ten messages of a tenth."""
-    runtime, config = find_runtime("megatron-core"), ParallelConfig(dp=32, mbs=1)
-    parameters = stage_figures(setting_for(job_of(), HOSTS), config).parameters[0]
-    runtime = replace(runtime, weight_bucket=int(np.ceil(parameters / 10)))
-    ((*_, gathered),) = (
-        [one for one in own if one.name == "weights.all_gather"]
-        for own in stage_figures(setting_for(job_of(), HOSTS, runtime), config).collectives
-    )
+    """A layer of Llama 3 8B fills three buckets of 40 million parameters, and each table one; later stages have one."""
+    job = job_of(num_layers=8)
+    (whole,) = stage_figures(
+        setting_for(job, find_cluster("dgx-h100", hosts=1)), ParallelConfig(dp=8, mbs=1)
+    ).collectives
+    first, last = stage_figures(
+        setting_for(job, find_cluster("dgx-h100", hosts=1)), ParallelConfig(pp=2, dp=4)
+    ).collectives
 
-    assert gathered.kind is OpKind.ALL_GATHER
-    assert (gathered.count, gathered.size_bytes) == (10, round(2 * parameters / 10))
+    def messages(own):
+        return {one.name: one.count for one in own if one.kind in (OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER)}
+
+    # fc2 (59 million), fc1 (117), and the projections of attention (17 and 25) together
+    assert messages(whole) == pytest.approx(
+        {"weights.all_gather": 8 * 3 + 2, "weights.reduce_scatter": 8 * 3 + 2}, abs=2
+    )
+    assert messages(first) == pytest.approx(
+        {"weights.all_gather": 4 * 3 + 1, "weights.reduce_scatter": 4 * 3 + 1}, abs=1
+    )
+    assert messages(last) == {"weights.all_gather": 1, "weights.reduce_scatter": 1}
 
 
 def test_memory_is_that_of_every_stage():
