@@ -204,11 +204,13 @@ class _Builder:
     def _head(self, block: int, phase: Phase) -> Program:
         """Return the last norm, the product with the vocabulary, and the loss.
 
-        Forward the head gathers its input; backward it scatters the gradient of the input.
+        Forward the head gathers its input; backward it may do so again, and scatters the gradient of the input.
         """
         kernels = self._kernels_of(block, phase)
         if phase == Phase.BACKWARD:
-            return Segment(kernels=kernels), Segment(traffic=self._tensor_calls(scatters=1, reductions=1))
+            gathers = float(self.runtime.gathers_inputs_again)
+            traffic = self._tensor_calls(gathers=gathers, scatters=1, reductions=1)
+            return Segment(kernels=kernels), Segment(traffic=traffic)
         at = _first_product(kernels)
         return (
             Segment(kernels=kernels[:at]),

@@ -237,7 +237,7 @@ def layer_uses(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> t
             add(at, Phase.BACKWARD, tensor(once, none, none))
         elif family is Family.HEAD:
             add(at, Phase.FORWARD, tensor(once, none, none) | {"tp.softmax": 3 * once})
-            add(at, Phase.BACKWARD, tensor(none, once, once))
+            add(at, Phase.BACKWARD, tensor(gathers_again - once, once, once))
         elif moved.routed is not None:
             for phase, passes in ((Phase.FORWARD, again), (Phase.BACKWARD, once)):
                 experts = {"expert_tp.all_gather": passes, "expert_tp.reduce_scatter": passes}
@@ -303,8 +303,8 @@ def block_communication(
         family, moved = model.blocks[at].family, own.exchanges
         if family is Family.EMBEDDING:
             exposed[tp, at] = per_pass
-        elif family is Family.HEAD:  # it gathers its input and scatters that gradient
-            exposed[tp, at] = per_pass + 3 * alone_s["tp.softmax"]
+        elif family is Family.HEAD:  # it gathers its input, perhaps once more, and scatters that gradient
+            exposed[tp, at] = backward + 3 * alone_s["tp.softmax"]
         elif moved.routed is not None:
             # Experts gather and scatter in every pass; shared experts communicate like a dense MLP in addition.
             experts = alone_s[f"expert_tp.all_gather{own.experts}"] + alone_s[f"expert_tp.reduce_scatter{own.experts}"]

@@ -463,12 +463,16 @@ class LocalParameters:
         dense: Weights that all ranks of the `weights` group share.
         expert: Weights that the `expert_weights` group shares.
         tied: Dense weights of which the stage at the pipeline's other end has a copy.
+        tables: Tables of the embedding and the head among the dense weights [s, 1].
+        is_first: Whether the stage is the first of its pipeline [s, 1].
         frozen: Further weights that no step changes; 0 in a model without towers.
     """
 
     dense: FloatArray
     expert: FloatArray
     tied: FloatArray
+    tables: FloatArray
+    is_first: NDArray[np.bool_]
     frozen: FloatArray | float = 0.0
 
     @property
@@ -538,6 +542,8 @@ def local_parameters(
         dense=blocks @ dense,
         expert=blocks @ each.expert,
         tied=np.outer(blocks[:, -2] + blocks[:, -1], tied),
+        tables=pieces[:, [-2]] + pieces[:, [-1]] * (not model.tied_embeddings),
+        is_first=pieces[:, [-2]] > 0,
         frozen=blocks @ _frozen_parameters(model, grid) if model.towers else 0.0,
     )
 

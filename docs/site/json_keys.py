@@ -115,6 +115,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "`where`, `peaks_bytes` of tensors of each stage; of its fullest `stage` the rehearsed `peak_bytes`, "
             "`predicted_bytes`, `needed_bytes` with what the device adds, and `capacity_bytes`; `cpu_s` of a step"
         },
+        "with `--export`, also": {"exported": "`target` and `arguments` of the export that was rehearsed"},
     },
     "init": {
         "": {
@@ -172,6 +173,11 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "peak_memory_log_error": "half-width of the 68% interval of the logarithm of the peak memory",
             "peak_memory_range_bytes": "range that contains the peak memory with a probability of 95%",
             "fit_probability": "probability of not running out of memory",
+            "micro_batches": "micro-batches of a step of a model; of unequal replicas, those of the busiest",
+            "stages": "each stage of a model: `stage`, its first `rank`, `parameters` of a rank, "
+            "`peak_memory_bytes`, of which `tensor_bytes`, `memory_bytes` by part, `forward_s` and `backward_s` of a "
+            "micro-batch, `optimizer_s`, and `collectives` of a rank in a step: `name`, `kind`, `phase`, `size_bytes` "
+            "of a message (whole, as it is before a scatter and after a gather), `ranks` of its group and `count`",
         },
         "with `--plan`, or a planner, also": {"plan": "sharding of the layers and its communication"},
     },

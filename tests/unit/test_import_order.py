@@ -84,7 +84,7 @@ ROOMS: dict[str, set[str]] = {
     "tuner.export": {"tuner.space"},
     "tuner.capture": set(),
     "tuner.imports": {"tuner.export", "tuner.capture"},
-    "tuner.rehearsal": {"tuner.capture", "tuner.imports"},
+    "tuner.rehearsal": {"tuner.capture", "tuner.imports", "tuner.export"},
     "tuner.plans": {"tuner.space", "tuner.export"},
     "tuner.subject": {*("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.plans", "tuner.knobs")},
     "tuner.study_file": {

@@ -120,7 +120,9 @@ def predict(
 
         payload["plan"] = payload.get("plan") or by_hand(prepared.problem, wanted)
     if as_json:
-        print_json(payload)
+        from tuner.forecast.stages import stages_json
+
+        print_json(payload | stages_json(prepared.problem, wanted))
         return
     typer.echo(f"Predicted for {config_in_words(prepared.problem, wanted)}")
     typer.echo(speed_in_words(payload))

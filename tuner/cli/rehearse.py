@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
 
 from hardware.io.errors import ConfigError
+from tuner.cli.completion import targets
 from tuner.cli.options import (
     CURRENT,
     FOUND_NOTHING,
@@ -25,14 +27,18 @@ from tuner.cli.options import (
 )
 from tuner.cli.rehearse_leaders import rehearse_leaders
 from tuner.storage.stored_studies import StoredStudies
-from tuner.terminal.console import config_in_words, print_json, printable, say, warn
+from tuner.terminal.console import NOTHING_WORKS, config_in_words, print_json, printable, say, warn
 
 if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import ParallelConfig
+    from trials.started import Started
+    from tuner.export import Export
     from tuner.forecast.prepared import Prepared
     from tuner.rehearsal.answer import RankAnswer
+    from tuner.study_file.request import StudyRequest
 
 STAGES, ALL = "stages", "all"
+OPTION = "--program"
 LIMIT_S = 600.0
 """Default time limit of the rehearsal of one configuration [s]."""
 SHOWN_PLACES = 8
@@ -46,7 +52,7 @@ def rehearse(
         Option(
             "--config",
             metavar="pp=4,tp=2,...",
-            help="Configuration, or `current` (the default); a dimension not named is 1 or has the job's value.",
+            help="Configuration; by default the current one, or with --export the study's best.",
         ),
     ] = None,
     leaders: Annotated[
@@ -62,6 +68,22 @@ def rehearse(
     whole: Annotated[
         bool, Option("--all-micro-batches", help="Make all micro-batches of a step, not just twice pp of them.")
     ] = False,
+    export: Annotated[
+        str | None,
+        Option(
+            "--export",
+            metavar="TARGET",
+            help="Run the program with the flags of `meshtune export --to TARGET`: do they train?",
+            autocompletion=targets,
+        ),
+    ] = None,
+    program: Annotated[
+        str | None,
+        Option(
+            metavar="'pretrain.py ...'",
+            help="Program for --export, with its own flags of model and data; by default that of the trials.",
+        ),
+    ] = None,
     yes: Annotated[bool, Option("--yes", help="Run the program without asking.")] = False,
     unconfined: Annotated[
         bool, Option("--unconfined", help="Run it also where nothing can be put between the program and this machine.")
@@ -83,9 +105,11 @@ def rehearse(
     rehearsed; see `docs/rehearsal.md`. The status is 0 if all of them are accepted, and 1 otherwise.
     """
     limit_s = None if limit is None else number("--limit", limit, above_zero=True)
+    if program is not None and export is None:
+        raise ConfigError("is a program for exported flags", key=OPTION, value=program, nearest="--export TARGET")
     if leaders is not None:
         count = whole_number("--leaders", leaders, 1)
-        _check_alone(chosen=chosen, ranks=ranks, whole=whole)
+        _check_alone(chosen=chosen, ranks=ranks, whole=whole, export=export)
         request = load(study, overrides, storage)
         _agree(yes=yes)
         rehearse_leaders(request, count, again=again, limit_s=limit_s, unconfined=unconfined, as_json=as_json)
@@ -93,32 +117,42 @@ def rehearse(
     if again:
         raise ConfigError("needs --leaders, whose answers are kept", key="--again")
     request = load(study, overrides, storage)
-    wanted, notes = launchable_config(request, CURRENT if chosen is None else chosen)
-    warn(notes)
-    prepared = with_plans(request, StoredStudies(request.storage), wanted)
-    config = prepared.problem.with_knobs(wanted)
+    prepared, config = _chosen(request, chosen, is_best=export is not None)
+    exported = None if export is None else _exported(prepared, config, export)
+    starts = _starts(prepared, config, exported, program)
     chosen_ranks = _ranks(ranks, config)
     _agree(yes=yes)
     say(f"Rehearsing {config_in_words(prepared.problem, config)}", err=True)
+    key = "trial.command" if program is None else OPTION
     answers = _rehearsed(
-        prepared, config, chosen_ranks, whole=whole, limit_s=limit_s or LIMIT_S, unconfined=unconfined, is_quiet=as_json
+        prepared,
+        config,
+        starts,
+        chosen_ranks,
+        key=key,
+        whole=whole,
+        limit_s=limit_s or LIMIT_S,
+        unconfined=unconfined,
+        is_quiet=as_json,
     )
     predicted = _predicted_bytes(prepared, config)
     if as_json:
-        print_json(_payload(prepared, config, answers, predicted))
+        told = {} if exported is None else {"exported": {"target": export, "arguments": list(exported.arguments)}}
+        print_json(_payload(prepared, config, answers, predicted) | told)
     else:
         _print_summary(answers, predicted)
     if any(answer.verdict != "accepted" for answer in answers):
         raise typer.Exit(FOUND_NOTHING)
 
 
-def _check_alone(*, chosen: str | None, ranks: str, whole: bool) -> None:
+def _check_alone(*, chosen: str | None, ranks: str, whole: bool, export: str | None) -> None:
     """Refuse options that name one configuration, or how it runs, beside `--leaders`.
 
     Raises:
         ConfigError: One is given.
     """
     given = {"--config": chosen, "--ranks": None if ranks == STAGES else ranks, "--all-micro-batches": whole or None}
+    given["--export"] = export
     for key, value in given.items():
         if value is not None:
             rule = "cannot be combined with --leaders, which rehearses each as the first rank of every stage"
@@ -137,11 +171,55 @@ def _agree(*, yes: bool) -> None:
         raise ConfigError(rule, key="rehearse", nearest="--yes confirms it")
 
 
+def _chosen(request: StudyRequest, text: str | None, *, is_best: bool) -> tuple[Prepared, ParallelConfig]:
+    """Return the study and the configuration to rehearse, by default its current or its best one."""
+    stored = StoredStudies(request.storage)
+    if text is not None or not is_best:
+        wanted, notes = launchable_config(request, CURRENT if text is None else text)
+        warn(notes)
+        prepared = with_plans(request, stored, wanted)
+        return prepared, prepared.problem.with_knobs(wanted)
+    from tuner.answers.best import best_known
+
+    prepared = with_plans(request, stored)
+    found = best_known(prepared, stored.find(request.name))
+    if found is None:
+        say(NOTHING_WORKS, err=True)
+        raise typer.Exit(FOUND_NOTHING)
+    return prepared, found.config
+
+
+def _exported(prepared: Prepared, config: ParallelConfig, target: str) -> Export:
+    """Return the configuration as `meshtune export --to` writes it."""
+    from tuner.answers.export import export_configuration
+    from tuner.export import find_exporter
+
+    prepared.problem.subject.check_target(target)
+    find_exporter(target, key="--export")
+    exported = export_configuration(prepared, StoredStudies(prepared.request.storage), config, target)
+    warn(exported.notes)
+    return exported
+
+
+def _starts(prepared: Prepared, config: ParallelConfig, exported: Export | None, program: str | None) -> Started:
+    """Return what is started: what a trial starts, or a program with exported flags."""
+    from trials.started import Started
+    from tuner.rehearsal.exported import with_exported_flags
+    from tuner.run.single_trial import num_trials
+
+    of_trial = Started(in_words="")
+    if program is None:
+        of_trial = prepared.backend.starts(config, trial_number=num_trials(prepared))
+    return of_trial if exported is None else with_exported_flags(of_trial, exported, program, Path.cwd())
+
+
 def _rehearsed(
     prepared: Prepared,
     config: ParallelConfig,
+    starts: Started,
     ranks: tuple[int, ...],
     *,
+    key: str,
     whole: bool,
     limit_s: float,
     unconfined: bool,
@@ -151,13 +229,11 @@ def _rehearsed(
     from tuner.capture.run_script import NoBoundaryError
     from tuner.rehearsal.program import program_of
     from tuner.rehearsal.run import capability_of, cases_of, enough_micro_batches, rehearse
-    from tuner.run.single_trial import num_trials
 
-    starts = prepared.backend.starts(config, trial_number=num_trials(prepared))
     try:
-        program = program_of(starts, os.environ)
+        program = program_of(starts, os.environ, key)
     except ConfigError as error:
-        raise error.in_file(prepared.request.file) from None
+        raise (error if key == OPTION else error.in_file(prepared.request.file)) from None
     device = prepared.problem.cluster.devices[0]
     if capability_of(device) is None:
         warn([f"the compute capability of {device.name} is not known here; the program is told 9.0, that of H100"])

@@ -61,12 +61,12 @@ def exporter_for(runtime: RuntimeProfile) -> tuple[Exporter, str]:
     return EXPORTERS[target], title
 
 
-def find_exporter(name: str) -> Exporter:
-    """Return the exporter with this name.
+def find_exporter(name: str, key: str = "--to") -> Exporter:
+    """Return the exporter with this name; `key` names the option in messages.
 
     Raises:
         ConfigError: no exporter has this name.
     """
     if name not in EXPORTERS:
-        raise ConfigError("is not an export target", key="--to", value=name, nearest=did_you_mean(name, EXPORTERS))
+        raise ConfigError("is not an export target", key=key, value=name, nearest=did_you_mean(name, EXPORTERS))
     return EXPORTERS[name]

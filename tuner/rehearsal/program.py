@@ -42,17 +42,17 @@ class Program:
     environment: Mapping[str, str | None]
 
 
-def program_of(starts: Started, environment: Mapping[str, str]) -> Program:
+def program_of(starts: Started, environment: Mapping[str, str], key: str = "trial.command") -> Program:
     """Find the program that a trial starts.
 
     Args:
         starts: What the trial starts.
         environment: Variables of this process, for `$NAME` among the words and the search for the interpreter.
+        key: Name of what states the command, for messages.
 
     Raises:
         ConfigError: the trial starts no command, or one that cannot be rehearsed here.
     """
-    key = "trial.command"
     if not starts.command or starts.directory is None:
         raise ConfigError("starts no command: a rehearsal needs `backend: command`", key="trial.backend")
     words = [_expanded(word, starts, environment) for word in starts.command]
@@ -75,7 +75,7 @@ def program_of(starts: Started, environment: Mapping[str, str]) -> Program:
         for name, text in starts.environment.items()
     }
     return Program(
-        interpreter=_interpreter(launch, environment.get("PATH", os.defpath)),
+        interpreter=_interpreter(launch, environment.get("PATH", os.defpath), key),
         script=script,
         module=module,
         arguments=arguments,
@@ -94,7 +94,7 @@ def _argument(text: str) -> Argument:
     return Argument(text=text, line=1)
 
 
-def _interpreter(launch: Launch, path: str) -> str:
+def _interpreter(launch: Launch, path: str, key: str) -> str:
     """Return the interpreter that the launcher is, names in its first line, or has beside it.
 
     Raises:
@@ -105,7 +105,7 @@ def _interpreter(launch: Launch, path: str) -> str:
     found = shutil.which(name, path=path)
     if found is None:
         rule = "is not on this machine: a rehearsal runs in the environment of the program"
-        raise ConfigError(rule, key="trial.command", value=name, nearest="activate that environment")
+        raise ConfigError(rule, key=key, value=name, nearest="activate that environment")
     if is_interpreter(_argument(name)):
         return found
     with Path(found).open("rb") as file:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from costmodels.operators.kernels import CollectiveTime, collective_s
 from costmodels.operators.layer_operators import Collective
 from costmodels.step.communication import exposed_s
 from costmodels.step.placement import Groups, LocalParameters, expert_shards
+from costmodels.step.weights.buckets import WHOLE_RULE_SETS, num_buckets
 from hardware.arrays import FloatArray, IntArray
 from hardware.group_links import GroupLinks
 
@@ -168,13 +170,21 @@ def weight_collectives(
     def add_all(prefix: str, parameters: FloatArray, whole: GroupLinks, shards: IntArray, copies: GroupLinks) -> None:
         gathered = parameters * (job.element_bytes / efficiency)
         reduced = parameters * (runtime.gradient_message_bytes / efficiency)
-        gathers = _further_messages(weights, parameters, layers, runtime.weight_bucket)
-        scatters = _further_messages(weights, parameters, layers, runtime.gradient_bucket)
+
+        def further(bucket: int) -> FloatArray:
+            if bucket and runtime.rule_set in WHOLE_RULE_SETS:
+                part: Literal["matrix", "expert"] = "expert" if prefix else "matrix"
+                once = num_buckets(job, weights, local, part, bucket, shards) - 1.0
+                return np.where(weights.zero_stage == 3, max(layers - 1.0, 0.0), once)
+            return _further_messages(weights, parameters, layers, bucket)
+
+        gathers, scatters = further(runtime.weight_bucket), further(runtime.gradient_bucket)
         add(f"{prefix}weights.all_gather", OpKind.ALL_GATHER, gathered, whole, gathers)
         add(f"{prefix}weights.reduce_scatter", OpKind.REDUCE_SCATTER, reduced, whole, scatters)
-        add(f"{prefix}weights.all_reduce", OpKind.ALL_REDUCE, reduced, whole)
+        in_buckets = scatters if runtime.rule_set in WHOLE_RULE_SETS else None
+        add(f"{prefix}weights.all_reduce", OpKind.ALL_REDUCE, reduced, whole, in_buckets)
         between_copies = parameters / shards * (runtime.gradient_message_bytes / efficiency)
-        add(f"{prefix}copies.all_reduce", OpKind.ALL_REDUCE, between_copies, copies)
+        add(f"{prefix}copies.all_reduce", OpKind.ALL_REDUCE, between_copies, copies, in_buckets)
 
     # Dense weights are reduced over dp, cp and up together, experts over the ranks that hold the same experts.
     shards = weights.dp * weights.cp * weights.up // weights.copies

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
 
 from docs.site.json_keys import JSON_KEYS
-from tests.support.rehearsal.megatron_study import needs_megatron, write_study
+from tests.support.rehearsal.megatron_study import ENGINE, FLAGS, needs_megatron, write_study
 from tests.support.studies.command_line import in_process
 
 pytestmark = [pytest.mark.slow, needs_megatron()]
 
+SIMULATED = "trial: {backend: simulated}\n"
 HIDDEN, LAYERS, VOCABULARY, FFN, KEYS = 512, 8, 32_000, 1408, 256
 LAYER = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * KEYS + 3 * HIDDEN * FFN + 2 * HIDDEN
 """Parameters of a layer, by hand: projections of attention, the gated MLP, two norms."""
@@ -19,9 +21,9 @@ SPLIT = LAYER - 2 * HIDDEN
 """Those of them that tp splits."""
 
 
-def rehearsed(study, *words, status=0):
+def rehearsed(study, *words, status=0, packages=None):
     """The answers of a rehearsal."""
-    done = in_process("rehearse", study, "--yes", "--json", *words, cwd=study.parent, timeout_s=600)
+    done = in_process("rehearse", study, "--yes", "--json", *words, cwd=study.parent, timeout_s=600, packages=packages)
     assert done.status == status, done.err
     return done.json
 
@@ -125,9 +127,23 @@ def test_a_kernel_without_stand_in_is_unknown(tmp_path):
     assert "kernel" in answer["error"]
 
 
+def test_exported_flags_of_a_study_without_a_command_are_run(tmp_path):
+    """A simulated study's configuration trains as it is exported, with overlap."""
+    (tmp_path / "study.yaml").write_text(write_study(tmp_path).read_text().split("trial:")[0] + SIMULATED)
+    program = f"{sys.executable} pretrain.py {' '.join(FLAGS)}"
+    words = ("--export", "megatron", "--program", program, "--config", "pp=2,tp=2,dp=2,mbs=1")
+    found = rehearsed(tmp_path / "study.yaml", *words, packages=ENGINE)
+
+    assert [one["verdict"] for one in found["ranks"]] == ["accepted"] * 2
+    assert found["exported"]["target"] == "megatron"
+    assert "--overlap-grad-reduce" in found["exported"]["arguments"]
+    assert found.keys() == (JSON_KEYS["rehearse"][""] | JSON_KEYS["rehearse"]["with `--export`, also"]).keys()
+
+
 WRITES = """\
 from pathlib import Path
 import socket
+import sys
 Path("left.txt").write_text("left")
 try:
     socket.create_connection(("127.0.0.1", PORT), timeout=2)

@@ -81,12 +81,15 @@ def environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT)}
 
 
-def in_process(*arguments: object, cwd: Path, timeout_s: float = 60) -> Done:
-    """Run the command in a separate process, as a user does."""
+def in_process(*arguments: object, cwd: Path, timeout_s: float = 60, packages: Path | None = None) -> Done:
+    """Run the command in a separate process, as a user does; `packages` is a further folder of Python packages."""
+    own = environment()
+    if packages is not None:
+        own["PYTHONPATH"] += f":{packages}"
     done = subprocess.run(
         [sys.executable, "-m", "tuner", *map(str, arguments)],
         cwd=cwd,
-        env=environment(),
+        env=own,
         capture_output=True,
         text=True,
         timeout=timeout_s,
