@@ -63,7 +63,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     is_known = all(_is_kept(one) and values_of(one) is not None for one in given)
     if not is_known or func.namespace not in ("aten", "prims") or func._schema.name.split("::")[1] in _NO_VALUES:
-        if func._schema.is_mutable:
+        if func._schema.is_mutable or func.namespace == "c10d":
             for one in given:
                 _REAL.pop(one.untyped_storage()._cdata, None)
         return func(*args, **kwargs)
