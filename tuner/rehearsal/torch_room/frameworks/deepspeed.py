@@ -32,6 +32,7 @@ _WITHOUT_RESULT = ("create_", "destroy_", "adam_", "adagrad_", "lion_", "multi_t
 def changes(progress: Progress) -> dict[str, Callable[[Any], None]]:
     """Return what is exchanged in DeepSpeed's modules, by their names."""
     return {
+        "deepspeed.accelerator.cuda_accelerator": _compute_on_cpu,
         "deepspeed.ops.op_builder.builder": lambda module: _replace_kernels(module, progress.watch),
         "deepspeed.runtime.zero.utils": _agree_with_ranks,
         "deepspeed.runtime.zero.stage_1_and_2": lambda module: _see_buckets(module, progress),
@@ -62,6 +63,11 @@ def _replace_kernels(module: Any, watch: Watch) -> None:
     """Let no operation be compiled."""
     module.OpBuilder.load = lambda own, *_, **__: _Kernels(own.name, watch)
     module.OpBuilder.is_compatible = lambda *_, **__: True
+
+
+def _compute_on_cpu(module: Any) -> None:
+    """Let the device be the one where the tensors are."""
+    module.CUDA_Accelerator.current_device_name = lambda _: "cpu"
 
 
 def _agree_with_ranks(module: Any) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tuner.rehearsal.torch_room.frameworks import deepspeed, fsdp, megatron
+from tuner.rehearsal.torch_room.frameworks import deepspeed, fsdp, hugging_face, megatron
 from tuner.rehearsal.torch_room.progress import Progress
 
-FRAMEWORKS = (deepspeed, fsdp, megatron)
+FRAMEWORKS = (deepspeed, fsdp, hugging_face, megatron)
 """Modules with a function `changes`."""
 
 
