@@ -36,8 +36,11 @@ _QUIET = {
     "OMP_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
     "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "WANDB_MODE": "disabled",
 }
-"""Variables of the process: nothing is compiled, computed or asked of a device."""
+"""Variables of the process: nothing is compiled, computed, or asked of a device or the network."""
 _CAPABILITIES = {
     "V100": (7, 0),
     "A100": (8, 0),

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tuner.rehearsal.torch_room.host_tensors import on_device
 from tuner.rehearsal.torch_room.known_values import answer_lists
@@ -36,6 +37,8 @@ _ACCELERATOR = {
     "reset_accumulated_memory_stats": "reset_peak_memory_stats",
 }
 """Functions of `torch.accelerator`, with that of `torch.cuda` that answers alike."""
+_ALIGNED = 512
+"""Multiple of each address, as PyTorch's allocator gives them (c10/cuda/CUDACachingAllocator.h, kMinBlockSize)."""
 _TYPES = ("FloatTensor", "HalfTensor", "BFloat16Tensor", "IntTensor", "LongTensor", "DoubleTensor", "ByteTensor")
 
 
@@ -158,6 +161,14 @@ def _stand_in_for_tensors() -> None:
     tensor.pin_memory = lambda own, *_, **__: own
     tensor.record_stream = lambda *_: None
     tensor.is_cuda = property(lambda _: True)
+    storage: Any = torch.UntypedStorage
+    address, of_storage = tensor.data_ptr, storage.data_ptr
+    storage.data_ptr = lambda own: own._cdata * _ALIGNED if own.device.type == "meta" else of_storage(own)
+    tensor.data_ptr = lambda own: (
+        own.untyped_storage().data_ptr() + own.storage_offset() * own.element_size()
+        if isinstance(own, FakeTensor)
+        else address(own)
+    )
     cast = tensor.type
 
     def of_device(own: Any, *given: Any, **named: Any) -> Any:

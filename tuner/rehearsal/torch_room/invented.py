@@ -14,8 +14,11 @@ _HERE = f"{Path(__file__).parent}/"
 
 
 def _number(tensor: torch.Tensor) -> bool | int | float:
-    """Return one for a number, and False for a truth value: nothing is infinite, nothing overflowed."""
-    if tensor.dtype is torch.bool:
+    """Return one for a number, and False for a truth value: nothing is infinite, nothing overflowed.
+
+    Numbers of one byte are truth values too: DeepSpeed asks so whether a gradient overflowed.
+    """
+    if tensor.dtype in (torch.bool, torch.uint8):
         return False
     return 1.0 if tensor.dtype.is_floating_point else 1
 

@@ -18,15 +18,17 @@ _MOST_WHOLE, _MOST_FLOATING = 1 << 16, 256
 """Largest number of elements of a tensor whose values are kept: of whole numbers, and of others."""
 _REAL: dict[int, torch.UntypedStorage] = {}
 """Storage with the values, by the address of the storage that has none."""
+_EMPTY, _EMPTY_STRIDED, _FULL = torch.empty, torch.empty_strided, torch.full
+"""PyTorch's own functions, which programs may replace."""
 _NO_VALUES = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted", "resize_")
 """Operators whose result has no values, whatever they are given."""
 
 
 def equal_numbers(shape: tuple[int, ...], value: int) -> torch.Tensor:
     """Make a tensor that stands for one whole number in all places."""
-    found = torch.empty(shape, dtype=torch.long)
+    found = _EMPTY(shape, dtype=torch.long)
     with _disable_current_modes():
-        _keep(found, torch.full(shape, value))
+        _keep(found, _FULL(shape, value))
     return found
 
 
@@ -38,7 +40,7 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
     if storage is None:
         return None
     with _disable_current_modes():
-        made = torch.empty(0, dtype=tensor.dtype)
+        made = _EMPTY(0, dtype=tensor.dtype)
         return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload, no-any-return]
 
 
@@ -73,7 +75,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     is_known = all(_is_kept(one) and values_of(one) is not None for one in given)
     if not is_known or func.namespace not in ("aten", "prims") or not makes_values(func):
-        if func._schema.is_mutable:
+        if func._schema.is_mutable or func.namespace == "c10d":
             for one in given:
                 _REAL.pop(one.untyped_storage()._cdata, None)
         return func(*args, **kwargs)
@@ -112,7 +114,7 @@ def _follow(func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> No
 
 def _keep(tensor: torch.Tensor, values: torch.Tensor) -> None:
     if values.stride() != tensor.stride():
-        values = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(values)
+        values = _EMPTY_STRIDED(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(values)
     storage = tensor.untyped_storage()
     key = storage._cdata
     _REAL[key] = values.untyped_storage()

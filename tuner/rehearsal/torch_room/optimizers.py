@@ -24,7 +24,7 @@ class Rounds:
         self._first: Counter[int] = Counter()
         self._now: Counter[int] = Counter()
         self._is_known = False
-        self._seen: set[int] = set()
+        self._parameters: dict[int, list[torch.Tensor]] = {}
 
     def follow(self) -> None:
         """Follow all optimizers that the program makes."""
@@ -32,7 +32,7 @@ class Rounds:
 
         def add_param_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
             add(optimizer, group)
-            self._built(list(optimizer.param_groups[-1]["params"]))
+            self._built(optimizer)
 
         setattr(Optimizer, "add_param_group", add_param_group)  # noqa: B010 - mypy knows the method
         register_optimizer_step_pre_hook(lambda optimizer, *_: self._before(optimizer))
@@ -46,19 +46,22 @@ class Rounds:
 
         torch.autograd._engine_run_backward = graph._engine_run_backward = run_backward  # type: ignore[attr-defined]
 
-    def _built(self, parameters: list[torch.Tensor]) -> None:
+    def _built(self, optimizer: Optimizer) -> None:
+        """Take the parameters of an optimizer, which a program may exchange for their parts before the first step."""
         progress = self._progress
-        if progress.has_own_loop:
+        now = [one for group in optimizer.param_groups for one in group["params"]]
+        if progress.has_own_loop or list(map(id, self._parameters.get(id(optimizer), ()))) == list(map(id, now)):
             return
-        new = [one for one in parameters if id(one) not in self._seen]
-        self._seen.update(map(id, new))
-        progress.watch.storages.assign([one.data for one in new], WEIGHTS)
-        progress.built((progress.parameters or 0) + sum(_held(one).numel() for one in new))
+        self._parameters[id(optimizer)] = now
+        progress.watch.storages.assign([_held(one).detach() for one in now], WEIGHTS)
+        held = {id(one): _held(one).numel() for each in self._parameters.values() for one in each}
+        progress.built(sum(held.values()))
         progress.watch.storages.purpose = ACTIVATIONS
 
     def _before(self, optimizer: Optimizer) -> None:
         if self._progress.has_own_loop:
             return
+        self._built(optimizer)
         for group in optimizer.param_groups:
             gradients = [one.grad for one in group["params"] if one.grad is not None]
             self._progress.watch.storages.assign(gradients, GRADIENTS)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tuner.rehearsal.torch_room.host_tensors import is_on_host
+from tuner.rehearsal.torch_room.host_tensors import is_on_host, mark_on_host
 
 ROUNDING = 512
 """Bytes up to whose multiple PyTorch's allocator rounds a tensor (c10/cuda/CUDACachingAllocator.h, kMinBlockSize)."""
@@ -78,6 +78,14 @@ class Storages:
             elif not is_on_host(tensor):
                 self._begin(storage, purpose)
 
+    def leave(self, tensors: Any) -> None:
+        """Say that some tensors lie in the host's memory."""
+        for tensor in _tensors(tensors):
+            key = tensor.untyped_storage()._cdata
+            mark_on_host(tensor)
+            if key in self._alive:
+                self._end(key)
+
     def see(self, tensors: Any) -> None:
         """Count the storages of what an operator returned."""
         for tensor in _tensors(tensors):
@@ -108,7 +116,9 @@ class Storages:
             self.peak, self._peak_at = self.live, self._events
 
     def _end(self, key: int) -> None:
-        one = self._alive.pop(key)
+        one = self._alive.pop(key, None)
+        if one is None:  # it left for the host's memory
+            return
         self._events += 1
         one.died = self._events
         self.live -= one.size
