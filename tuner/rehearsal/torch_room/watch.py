@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +21,8 @@ from tuner.rehearsal.torch_room.known_values import follow_copy
 from tuner.rehearsal.torch_room.storages import Storages
 
 _WAITS = ("wait_tensor", "barrier", "monitored_barrier_")
+_OWN = (FakeTensor, torch.Tensor, torch.nn.Parameter)
+"""Types of tensors that wrap no others."""
 _PAIRS = ("send", "recv_", "recv_any_source_")
 
 
@@ -70,6 +74,24 @@ class Watch:
         self.operators[kernel, shapes] += 1
 
 
+_PAUSES: list[bool] = []
+"""Not empty while nothing is recorded."""
+
+
+def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function run tensors that no device would have, such as those of which it wants the shape alone."""
+
+    @functools.wraps(function)
+    def run(*given: Any, **named: Any) -> Any:
+        _PAUSES.append(True)
+        try:
+            return function(*given, **named)
+        finally:
+            _PAUSES.pop()
+
+    return run
+
+
 class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's class has no types
     """Records in a `Watch` every operator that runs under it."""
 
@@ -97,8 +119,16 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator on tensors without data, and record it."""
+        """Run an operator on tensors without data, and record it.
+
+        An operator on tensors that wrap others, such as those of DTensor, is left to them: the operators on what they
+        wrap come here.
+        """
+        if any(kind not in _OWN for kind in types):
+            return NotImplemented
         kwargs = kwargs or {}
+        if _PAUSES:
+            return func(*args, **kwargs)
         if isinstance(func, HigherOrderOperator):
             result = func(*args, **kwargs)
             self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
