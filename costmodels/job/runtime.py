@@ -115,6 +115,7 @@ LATER_FACTS = frozenset(
         "offload_share",
         "expandable_segments",
         "torch_fsdp2",
+        "fsdp2_mixed",
         "muon_tp_mode",
         "muon_splits_qkv",
         "newton_schulz",
@@ -210,6 +211,8 @@ class RuntimeProfile:
         newton_schulz: How Muon's iterations are computed (optimizers/muon.py).
         newton_schulz_steps: Number of its iterations.
         fp32_weights: Whether the stored (sharded) weights are fp32 and serve as the optimizer's own copy too.
+        fsdp2_mixed: Whether PyTorch's FSDP2 gathers fp32 weights in the width of the products, and reduces gradients in
+            fp32, layer by layer.
         gathered_share: Share of the inputs gathered for sequence-parallel products that the allocator cannot reuse yet
             at the peak, because another stream frees them while the host runs ahead.
         overlaps_gradients: Whether gradient reduction runs beside the last micro-batch's backward pass.
@@ -341,6 +344,7 @@ class RuntimeProfile:
     offload_share: float = 1.0
     expandable_segments: bool = False
     torch_fsdp2: bool = False
+    fsdp2_mixed: bool = False
     muon_tp_mode: MuonTpMode = "blockwise"
     muon_splits_qkv: bool = True
     newton_schulz: Literal["standard", "gram"] = "standard"
@@ -443,6 +447,7 @@ class _Memory(StrictModel):
     step_bytes: Annotated[float, Field(ge=0, le=20)] = 0
     workspace_mib: Annotated[float, Field(ge=0, le=1e9)] = 80
     fp32_weights: bool = False
+    fsdp2_mixed: bool = False
     gathered_share: Annotated[float, Field(ge=0, le=1)] = 0
 
 

@@ -284,8 +284,10 @@ def _compute_needs(
     stages, at = pipeline.stages, pipeline.at
     # The first stage of each kind holds the most micro-batches.
     in_flight = stage_in_flight(stages.first[:, None], pipeline.pp, grid.vpp[at], num_micro_batches[at], schedule)
-    needed = passes.parts(stages, in_flight, shape_of[at])
     held = HeldWeights.of(setting.job, pipeline.weights, stages, pipeline.held)
+    buffers = UnitBuffers.of(setting.job, setting.runtime, held)
+    buffers = None if buffers is None else buffers.take(pipeline.weights_of)
+    needed = passes.parts(stages, in_flight, shape_of[at], buffers)
     for part, values in training_states(setting.job, setting.runtime, held).items():
         needed[part] = needed.get(part, 0.0) + values.take(pipeline.weights_of, axis=1)
     return needed
@@ -305,8 +307,9 @@ def stage_needed_bytes(
     """
     shapes, shape_of = unique_shapes(grid)
     passes = Passes.of(job, runtime, shapes, has_recomputed=bool(stages.again.any()))
-    needed = passes.parts(stages, in_flight, shape_of)
-    states = training_states(job, runtime, HeldWeights.of(job, grid, stages))
+    held = HeldWeights.of(job, grid, stages)
+    needed = passes.parts(stages, in_flight, shape_of, UnitBuffers.of(job, runtime, held))
+    states = training_states(job, runtime, held)
     return np.asarray(sum(needed.values()) + sum(states.values()))
 
 
@@ -325,7 +328,10 @@ class HeldWeights:
         is_offloaded: Whether the optimizer states are kept on the host [w].
         whole: Parameters before ZeRO shards them.
         shard: Parameters whose states the rank keeps if ZeRO shards them.
-        gathered: Parameters of single layers that stand beside those that ZeRO-3 shards.
+        layer: Parameters of the largest layer.
+        embedding: Parameters of the embedding.
+        head: Parameters of the output head, which may be the embedding.
+        is_piped: Whether there are several stages.
         shapes: Parameters of one weight of each shape.
         frozen: Further parameters that no step changes, as the rank keeps them.
         kept: Parameters whose states the rank keeps, by parts; None if the optimizer treats all parts alike.
@@ -335,7 +341,10 @@ class HeldWeights:
     is_offloaded: NDArray[np.bool_]
     whole: FloatArray
     shard: FloatArray
-    gathered: FloatArray
+    layer: FloatArray
+    embedding: FloatArray
+    head: FloatArray
+    is_piped: bool
     shapes: FloatArray
     frozen: FloatArray | float
     kept: KeptParts | None
@@ -344,11 +353,7 @@ class HeldWeights:
     def of(
         cls, job: TrainingJob, weights: ConfigGrid, stages: StageKinds, each: BlockParameters | None = None
     ) -> HeldWeights:
-        """Count the parameters of rows that differ in the way weights are kept [w]; `each` are those of every block.
-
-        ZeRO-3 gathers the weights of the current layer and of the next, holds a layer's gradient before it is
-        scattered, and the tables.
-        """
+        """Count the parameters of rows that differ in the way weights are kept [w]; `each` are those of every block."""
         model = job.model
         each = block_parameters(model, weights) if each is None else each
         local = local_parameters(job, weights, stages.pieces, each)
@@ -363,11 +368,61 @@ class HeldWeights:
             is_offloaded=weights.is_offloaded,
             whole=local.dense + local.expert,
             shard=sharded_parameters(weights, local),
-            gathered=3 * layer + local_table(model, weights) * (stages.embeddings + stages.heads),
+            layer=layer,
+            embedding=local_table(model, weights) * stages.embeddings,
+            head=local_table(model, weights) * stages.heads,
+            is_piped=bool(stages.count.sum() > 1),
             shapes=has_block @ (each.dense + each.one_expert),
             frozen=local.frozen / np.where(weights.zero_stage == 3, weights.dp * weights.cp * weights.up, 1),
             kept=KeptParts.of(job, weights, stages.pieces, local),
         )
+
+    @property
+    def gathered(self) -> FloatArray:
+        """Parameters of single layers that stand beside those that ZeRO-3 shards.
+
+        They are the weights of the current layer and of the next, a layer's gradient before it is scattered, and the
+        tables.
+        """
+        return 3 * self.layer + self.embedding + self.head
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class UnitBuffers:
+    """Weights and gradients of single layers and tables that stand beside the shards at three moments [bytes], [c, k].
+
+    Attributes:
+        in_layer: In a layer in the middle of the backward pass.
+        at_head: At the beginning of the backward pass.
+        at_end: At its end.
+    """
+
+    in_layer: FloatArray
+    at_head: FloatArray
+    at_end: FloatArray
+
+    @classmethod
+    def of(cls, job: TrainingJob, runtime: RuntimeProfile, held: HeldWeights) -> UnitBuffers | None:
+        """Compute those of FSDP2's mixed precision; other runtimes have constant ones (`training_states`).
+
+        A unit is gathered in the width of the products, and the next one with it. Its gradient is copied into fp32,
+        and reduced; that copy lasts until the next unit is reduced. A pipeline keeps its gradients to the last
+        micro-batch, so that they are no buffers (torch/distributed/fsdp/_fully_shard, _fsdp_param_group.py and
+        _fsdp_collectives.py, foreach_reduce).
+        """
+        if not runtime.fsdp2_mixed:
+            return None
+        width, again = job.element_bytes, held.zero_stage == 3
+        reduced = 0 if held.is_piped else runtime.gradient_bytes
+        return cls(
+            in_layer=(width * (1 + 2 * again) + reduced) * held.layer,
+            at_head=width * again * held.head,
+            at_end=(width * again + reduced) * held.embedding + reduced * held.layer * (held.embedding > 0),
+        )
+
+    def take(self, row: IntArray) -> UnitBuffers:
+        """Select the buffers of configurations by their rows of weights."""
+        return UnitBuffers(**{f.name: getattr(self, f.name).take(row, axis=1) for f in fields(self)})
 
 
 def training_states(job: TrainingJob, runtime: RuntimeProfile, held: HeldWeights) -> dict[str, FloatArray]:
@@ -384,6 +439,15 @@ def training_states(job: TrainingJob, runtime: RuntimeProfile, held: HeldWeights
     # docs/features/reuse-fp32-param.md: saves 2 bytes per parameter, over dp with the distributed optimizer).
     shared = job.element_bytes if job.shared_master_weights and not runtime.fp32_weights else 0
     single_layers = np.where(held.zero_stage == 3, held.gathered, held.shapes * runtime.fused_accumulation)
+    if runtime.fsdp2_mixed:
+        # fp32 shards, and beside them the gathered weights that stay until the backward pass; without a pipeline the
+        # gradients of each micro-batch are reduced, in a pipeline they add up in fp32 (torch/distributed/pipelining
+        # stage.py, backward_maybe_with_nosync)
+        kept = np.where(held.zero_stage >= 1, held.shard, held.whole)
+        kept = kept + np.where(held.zero_stage == 3, 0.0, job.element_bytes / weight_bytes) * held.whole
+        single_layers = np.zeros_like(single_layers)
+        if held.is_piped:
+            gradients = held.whole - held.head * (runtime.loss_chunks > 1)
     # Offloaded states leave nothing on the device: tensors are converted on the host and copied into the weights.
     optimizer = np.where(held.is_offloaded, 1.0 - runtime.offload_share, 1.0) * optimizer
     return {
@@ -442,16 +506,20 @@ def pipeline_ends(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid)
     handed_on = width * residual * job.model.hidden_size
     inputs = 3 * handed_on + np.where(residual < tokens, 2 * width * tokens * job.model.hidden_size, 0.0)
     table_gradient = width * local_table(job.model, shapes)
-    # A loss in parts has the logits of one part at a time. Beside them stand the head's gradient, to which every part
-    # adds, copies of the parts of its input, and that input's gradient in fp32 (torchtitan components/loss.py,
-    # ChunkedLossWrapper and GradAccumulator).
+    # A loss in parts has the logits of one part at a time, which last until the next. Beside them stand the head's
+    # gradient, to which every part adds, copies of the parts of its input, and that input's gradient in fp32
+    # (torchtitan components/loss.py, ChunkedLossWrapper and GradAccumulator). FSDP2 adds up in fp32, and copies the sum
+    # once more to reduce it.
     elements = elements / runtime.loss_chunks
+    logit_bytes = runtime.logit_bytes
     if runtime.loss_chunks > 1:
-        inputs = inputs + (4 + width) * residual * job.model.hidden_size + table_gradient
-        table_left = np.zeros_like(table_gradient)
+        added = runtime.gradient_bytes / width * table_gradient if runtime.fsdp2_mixed else table_gradient
+        inputs = inputs + (4 + width) * residual * job.model.hidden_size + added
+        table_left = added if runtime.fsdp2_mixed else np.zeros_like(table_gradient)
+        logit_bytes = logit_bytes + width
     else:
         table_left = table_gradient
-    logits_at_loss = elements * (width if runtime.fused_cross_entropy else runtime.logit_bytes)
+    logits_at_loss = elements * (width if runtime.fused_cross_entropy else logit_bytes)
     later = width * elements + table_left > logits_at_loss
     return Ends(
         logits=np.where(later, width * elements, logits_at_loss),
@@ -551,9 +619,11 @@ class Passes:
         again = layer_activations(one_by_one, runtime, replace(shapes, recompute=full)) if has_recomputed else layers
         return cls(runtime=runtime, layers=layers, again=again, ends=pipeline_ends(job, runtime, shapes))
 
-    def parts(self, stages: StageKinds, in_flight: FloatArray, row: IntArray) -> dict[str, FloatArray]:
+    def parts(
+        self, stages: StageKinds, in_flight: FloatArray, row: IntArray, buffers: UnitBuffers | None = None
+    ) -> dict[str, FloatArray]:
         """Compute the parts that are no training states, each [c, k]; `row` is the shape row of each configuration."""
-        dynamic = self.moments(stages, in_flight, row).parts()
+        dynamic = self.moments(stages, in_flight, row, buffers).parts()
         slack = self.fragmentation(np.asarray(sum(dynamic.values())), stages, in_flight, row)
         overhead = np.full(slack.shape, float(self.runtime.memory_overhead_bytes))
         return dynamic | {"fragmentation": slack, "overhead": overhead}
@@ -575,7 +645,9 @@ class Passes:
         gathered = once @ self.layers.gathered[:, row] + again @ self.again.gathered[:, row]
         return np.asarray(slack + self.runtime.gathered_share * (gathered * in_flight))
 
-    def moments(self, stages: StageKinds, in_flight: FloatArray, row: IntArray) -> _Moments:
+    def moments(
+        self, stages: StageKinds, in_flight: FloatArray, row: IntArray, buffers: UnitBuffers | None = None
+    ) -> _Moments:
         """Compute the memory of the three moments that compete for the peak [c, k]; see `parts`.
 
         They are a layer in the middle of the backward pass, the head at its beginning, and the embedding at its end,
@@ -594,14 +666,17 @@ class Passes:
         # The logits of prediction modules stand beside those of the main model until their loss is differentiated.
         predicting = stages.pieces[:, [-3]] if stages.model.num_mtp_layers else np.zeros_like(stages.heads)
         handed_on = ends.handed_on if stages.count.sum() > 1 else np.zeros(1)
+        in_layer, at_head, at_end = (
+            (0.0, 0.0, 0.0) if buffers is None else (buffers.in_layer, buffers.at_head, buffers.at_end)
+        )
         return _Moments(
             kept=kept,
             released=np.minimum(one, kept),
             working=working,
-            gradient=_largest(layers.gradient, stages.pieces),
+            gradient=_largest(layers.gradient, stages.pieces) + in_layer,
             logits=ends.logits * (stages.heads + predicting),
-            beside_logits=ends.beside_logits * ((stages.heads + predicting) > 0),
-            table=ends.table_gradient * stages.embeddings,
+            beside_logits=ends.beside_logits * ((stages.heads + predicting) > 0) + at_head,
+            table=ends.table_gradient * stages.embeddings + at_end,
             constant=handed_on + self.runtime.workspace_bytes,
         )
 

@@ -27,6 +27,7 @@ from costmodels.step.memory.peak import (
     HeldWeights,
     LayerActivations,
     Passes,
+    UnitBuffers,
     busiest_micro_batches,
     probability_of_fit,
     training_states,
@@ -139,7 +140,8 @@ def _may_fit(
             for own in sorted(group.members, key=lambda own: -num_fitting[own.runtime.name]):
                 if not len(left.at):
                     break
-                needed, capacity = _needed_bytes(own, left, states[own.runtime.name])
+                buffers = UnitBuffers.of(setting.job, own.runtime, held)
+                needed, capacity = _needed_bytes(own, left, states[own.runtime.name], buffers)
                 fitting = probability_of_fit(needed, capacity, headroom, group.error) >= LEAST_CHANCE
                 num_fitting[own.runtime.name] += int(fitting.sum())
                 fits[left.at[fitting]] = True
@@ -202,9 +204,12 @@ def _passes_bound(
     return np.asarray(probability_of_fit(share, 1.0, headroom, group.error) >= LEAST_CHANCE)
 
 
-def _needed_bytes(own: Passes, rows: _Rows, states: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _needed_bytes(
+    own: Passes, rows: _Rows, states: FloatArray, buffers: UnitBuffers | None
+) -> tuple[FloatArray, FloatArray]:
     """Compute what the fullest stage needs, and the memory of its smallest device [bytes], each [k]."""
-    dynamic = own.moments(rows.stages, rows.in_flight, rows.shape).total()
+    buffers = None if buffers is None else buffers.take(rows.weights)
+    dynamic = own.moments(rows.stages, rows.in_flight, rows.shape, buffers).total()
     needed = dynamic + states.take(rows.weights, axis=1)
     peak = needed + own.fragmentation(dynamic, rows.stages, rows.in_flight, rows.shape)
     fullest = (peak / rows.smallest).argmax(axis=0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +23,8 @@ from tuner.rehearsal.torch_room.storages import Storages
 
 _WAITS = ("wait_tensor", "barrier", "monitored_barrier_")
 _DEVICE = torch.ops.prim.device.default
+_OWN = (FakeTensor, torch.Tensor, torch.nn.Parameter)
+"""Types of tensors that wrap no others."""
 _PAIRS = ("send", "recv_", "recv_any_source_")
 
 
@@ -79,6 +83,24 @@ class Watch:
         self.operators[kernel, shapes] += 1
 
 
+_PAUSES: list[bool] = []
+"""Not empty while nothing is recorded."""
+
+
+def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function run tensors that no device would have, such as those of which it wants the shape alone."""
+
+    @functools.wraps(function)
+    def run(*given: Any, **named: Any) -> Any:
+        _PAUSES.append(True)
+        try:
+            return function(*given, **named)
+        finally:
+            _PAUSES.pop()
+
+    return run
+
+
 class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's class has no types
     """Records in a `Watch` every operator that runs under it."""
 
@@ -115,10 +137,18 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator on tensors without data, or make its results again, and record it."""
+        """Run an operator on tensors without data, or make its results again, and record it.
+
+        An operator on tensors that wrap others, such as those of DTensor, is left to them: the operators on what they
+        wrap come here.
+        """
         if func is _DEVICE:
             return args[0].device
+        if any(kind not in _OWN for kind in types):
+            return NotImplemented
         kwargs = kwargs or {}
+        if _PAUSES:
+            return func(*args, **kwargs)
         if isinstance(func, HigherOrderOperator):
             result = func(*args, **kwargs)
             self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
