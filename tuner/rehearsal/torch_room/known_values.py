@@ -1,11 +1,14 @@
 """Whole numbers that tensors without data stand for, as far as a program asks for lists of them.
 
-A tensor that stands for equal numbers keeps them in all its views and copies.
+A tensor that stands for equal numbers keeps them in all its views and copies. How many elements a mask selects is known
+where the framework knows it.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 _EQUAL: dict[int, int] = {}
 """Number in all places of a storage, by the storage's address."""
+_SELECTED: list[int] = []
+"""Numbers of elements that masks select, the present one last."""
 _COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten._reshape_copy.default)
 
 
@@ -29,6 +34,28 @@ def follow_copy(func: Any, source: Any, result: Any) -> None:
         value = _EQUAL.get(source.untyped_storage()._cdata)
         if value is not None:
             _keep(result, value)
+
+
+@contextmanager
+def selecting(count: int) -> Iterator[None]:
+    """Let every mask inside select `count` elements."""
+    _SELECTED.append(count)
+    try:
+        yield
+    finally:
+        _SELECTED.pop()
+
+
+def count_selected() -> int | None:
+    """Return how many elements a mask selects here; None if that is not known."""
+    return _SELECTED[-1] if _SELECTED else None
+
+
+def selected(func: Any, source: Any) -> torch.Tensor | None:
+    """Return what an operator selects by a mask whose number of elements is known; None for others."""
+    if func is not torch.ops.aten.masked_select.default or not _SELECTED:
+        return None
+    return torch.empty((_SELECTED[-1],), dtype=source.dtype)
 
 
 def answer_lists() -> None:

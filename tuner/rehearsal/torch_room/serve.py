@@ -51,6 +51,8 @@ FakeError = (
     | UnsupportedOperatorException
 )
 """Errors of PyTorch about operators that tensors without data cannot run."""
+_INSTALL = re.compile(r"\binstall", re.IGNORECASE)
+"""Words of errors about the environment, not about the layout."""
 _MOST_PRINTED = 2_000
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
@@ -162,7 +164,7 @@ def _printed() -> str:
 def _is_ours(error: BaseException, *, has_engine: bool) -> bool:
     """Return whether an error says that something of the rehearsal is missing, and nothing of the layout."""
     frames = traceback.extract_tb(error.__traceback__)
-    is_missing = isinstance(error, ModuleNotFoundError | NoStandInError | FakeError)
+    is_missing = isinstance(error, ImportError | NoStandInError | FakeError) or _INSTALL.search(str(error)) is not None
     if is_missing or (frames and frames[-1].filename.startswith(_HERE)):
         return True
     return not has_engine and re.search(r"transformer.?engine|\bTE\b", str(error), re.IGNORECASE) is not None

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tuner.rehearsal.torch_room.invented import ASKED, place_in_program
-from tuner.rehearsal.torch_room.known_values import follow_copy
+from tuner.rehearsal.torch_room.known_values import follow_copy, selected
 from tuner.rehearsal.torch_room.storages import Storages
 
 _WAITS = ("wait_tensor", "barrier", "monitored_barrier_")
@@ -102,7 +102,8 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
             except Exception:  # noqa: BLE001 - whatever fails here asks for data that do not exist
                 self.watch.invented[place_in_program()] += 1
                 return ASKED[func](args[0])
-        result = func(*args, **kwargs)
+        chosen = selected(func, args[0]) if args else None
+        result = func(*args, **kwargs) if chosen is None else chosen
         if args:
             follow_copy(func, args[0], result)
         self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
