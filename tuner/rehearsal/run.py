@@ -140,7 +140,7 @@ def rehearse(
         with short_folder() as folder:
             for name in ("bin", "base", "records", "out", "tmp"):
                 (folder / name).mkdir()
-            _write_request(folder, cases, device)
+            _write_request(folder, cases, device, environment)
             running = _start(folder, boundary, program, limit_s, environment)
             told, began_s = 0, time.monotonic()
             for answer in _answers(running, cases, limit_s):
@@ -156,7 +156,9 @@ def rehearse(
     raise NoBoundaryError(reasons)
 
 
-def _write_request(folder: Path, cases: Sequence[Case], device: Device) -> None:
+def _write_request(
+    folder: Path, cases: Sequence[Case], device: Device, environment: Mapping[str, str]
+) -> None:
     """Write what the room reads, and the room itself, alone on its path."""
     package = folder / "path" / "tuner" / "rehearsal"
     package.mkdir(parents=True)
@@ -177,7 +179,8 @@ def _write_request(folder: Path, cases: Sequence[Case], device: Device) -> None:
         "num_sms": device.num_sms or 132,
         "per_host": device.devices_per_host,
     }
-    program = cases[0].program
+    program = cases[0].program  # whose variables the process has
+    usual = {name: environment.get(name) for name in program.environment}
     request = {
         "script": None if program.script is None else str(program.script),
         "module": program.module,
@@ -190,7 +193,7 @@ def _write_request(folder: Path, cases: Sequence[Case], device: Device) -> None:
                 "world": case.world,
                 "most_micro_batches": case.most_micro_batches,
                 "arguments": case.program.arguments,
-                "environment": dict(case.program.environment),
+                "environment": usual | dict(case.program.environment),
             }
             for case in cases
         ],

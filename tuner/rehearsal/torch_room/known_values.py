@@ -1,12 +1,14 @@
 """Values of small tensors that no data of a program decide: positions, lengths, indices of a sampler.
 
-A rehearsal computes them beside the tensors without data, as long as every argument is known.
+A rehearsal computes them beside the tensors without data, as long as every argument is known. How many elements a
+mask selects is known where the framework knows it.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ _MOST_WHOLE, _MOST_FLOATING = 1 << 16, 256
 """Largest number of elements of a tensor whose values are kept: of whole numbers, and of others."""
 _REAL: dict[int, torch.UntypedStorage] = {}
 """Storage with the values, by the address of the storage that has none."""
+_SELECTED: list[int] = []
+"""Numbers of elements that masks select, the present one last."""
 _EMPTY, _EMPTY_STRIDED, _FULL = torch.empty, torch.empty_strided, torch.full
 """PyTorch's own functions, which programs may replace."""
 _NO_VALUES = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted", "resize_")
@@ -65,6 +69,8 @@ def asked(func: Any, args: Any) -> Any:
 
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operator on tensors without data, and on their values where all are known."""
+    if (chosen := selected(func, args)) is not None:
+        return chosen
     given = list(_tensors(args, kwargs))
     if not given:
         result = func(*args, **kwargs)
@@ -87,6 +93,28 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return tree_map(lambda one: torch.ops.aten.clone.default(one) if isinstance(one, torch.Tensor) else one, found)
     _follow(func, args, kwargs, result)
     return result
+
+
+@contextmanager
+def selecting(count: int) -> Iterator[None]:
+    """Let every mask inside select `count` elements."""
+    _SELECTED.append(count)
+    try:
+        yield
+    finally:
+        _SELECTED.pop()
+
+
+def count_selected() -> int | None:
+    """Return how many elements a mask selects here; None if that is not known."""
+    return _SELECTED[-1] if _SELECTED else None
+
+
+def selected(func: Any, args: Any) -> torch.Tensor | None:
+    """Return what an operator selects by a mask whose number of elements is known; None for others."""
+    if func is not torch.ops.aten.masked_select.default or not _SELECTED:
+        return None
+    return torch.empty((_SELECTED[-1],), dtype=args[0].dtype)
 
 
 def answer_lists() -> None:

@@ -57,6 +57,8 @@ FakeError = (
 """Errors of PyTorch about operators that tensors without data cannot run."""
 _OF_NETWORKS = {"gaierror", "ConnectionError", "URLError", "ConnectError", "LocalEntryNotFoundError", "TimeoutError"}
 """Errors of the network by their names: those of Python, and of the libraries that programs load data with."""
+_INSTALL = re.compile(r"\binstall", re.IGNORECASE)
+"""Words of errors about the environment, not about the layout."""
 _MOST_PRINTED = 2_000
 _HERE = f"{Path(__file__).parent}/"
 _TORCH = f"{Path(torch.__file__).parent}/"
@@ -182,7 +184,8 @@ def _printed() -> str:
 def _is_ours(error: BaseException, *, has_engine: bool) -> bool:
     """Return whether an error says that something of the rehearsal is missing, and nothing of the layout."""
     frames = traceback.extract_tb(error.__traceback__)
-    if _missing(error) or (frames and frames[-1].filename.startswith(_HERE)):
+    is_missing = _missing(error) or _INSTALL.search(str(error)) is not None
+    if is_missing or (frames and frames[-1].filename.startswith(_HERE)):
         return True
     return not has_engine and re.search(r"transformer.?engine|\bTE\b", str(error), re.IGNORECASE) is not None
 

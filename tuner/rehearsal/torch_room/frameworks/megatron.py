@@ -9,17 +9,22 @@ from typing import Any
 import torch
 
 from tuner.rehearsal.torch_room.host_tensors import in_host_memory
-from tuner.rehearsal.torch_room.known_values import equal_numbers
+from tuner.rehearsal.torch_room.known_values import count_selected, equal_numbers, selecting
 from tuner.rehearsal.torch_room.progress import Progress
 from tuner.rehearsal.torch_room.storages import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
+
+
+_BALANCED = "tokens of each expert: as many as of any other"
 
 
 def changes(progress: Progress) -> dict[str, Callable[[Any], None]]:
     """Return what is exchanged in Megatron-LM's modules, by their names."""
     return {
         "megatron.core.jit": _leave_uncompiled,
+        "megatron.core.fusions.fused_cross_entropy": _copy_softmax,
         "megatron.core.tensor_parallel.random": _forget_states,
         "megatron.training.initialize": lambda module: setattr(module, "_compile_dependencies", lambda: None),
+        "megatron.core.transformer.moe.moe_utils": _count_permuted,
         "megatron.core.transformer.moe.token_dispatcher": lambda module: _balance_experts(module, progress),
         "megatron.training.training": lambda module: _follow_loop(module, progress),
     }
@@ -27,6 +32,36 @@ def changes(progress: Progress) -> dict[str, Callable[[Any], None]]:
 
 def _leave_uncompiled(jit: Any) -> None:
     jit.jit_fuser = lambda function: function
+
+
+def _copy_softmax(fused: Any) -> None:
+    """Let the gradient of the fused cross entropy need what it needs as it is compiled: a copy of the softmax in fp32.
+
+    Compiled, its `index_put` writes to a buffer of its own, which goes back to the softmax at the end (seen in the code
+    that torch.compile of PyTorch 2.13 makes of `calculate_gradients`; NVIDIA's peaks on H100 have it too).
+    """
+    calculate = fused.calculate_gradients
+
+    def calculate_gradients(softmax: torch.Tensor, *given: Any) -> Any:
+        copied = torch.empty_like(softmax)
+        result = calculate(softmax, *given)
+        del copied
+        return result
+
+    fused.calculate_gradients = calculate_gradients
+
+
+def _count_permuted(utils: Any) -> None:
+    """Let the mask that picks the tokens of experts select as many as the permutation is told to make."""
+    permute = utils.permute
+
+    def counted(*given: Any, num_out_tokens: Any = None, **named: Any) -> Any:
+        known = count_selected()  # by the dispatcher, whose own count asks for data
+        count = num_out_tokens if known is None else known
+        with selecting(count or 0):
+            return permute(*given, num_out_tokens=count, **named)
+
+    utils.permute = counted
 
 
 def _forget_states(random: Any) -> None:
@@ -118,7 +153,19 @@ def _balance_experts(module: Any, progress: Progress) -> None:
         if self.num_local_experts > 1:
             shape = (self.tp_size * self.ep_size, self.num_local_experts)
             self.num_global_tokens_per_local_expert = equal_numbers(shape, sent // self.num_experts)
-        progress.watch.invented["tokens of each expert: as many as of any other"] += 1
+        progress.watch.invented[_BALANCED] += 1
         return equal_numbers((self.num_local_experts,), sent * self.tp_size // self.num_local_experts)
 
+    gathering = module.MoEAllGatherTokenDispatcher
+    sort = gathering.dispatch_postprocess
+
+    def dispatch_postprocess(self: Any, hidden_states: Any, probs: Any) -> Any:
+        local, experts = self.num_local_experts, self.config.num_moe_experts
+        each = hidden_states.shape[:-1].numel() * self.router_topk // experts
+        progress.watch.invented[_BALANCED] += 1
+        with selecting(each * local):
+            sorted_states, _, *others = sort(self, hidden_states, probs)
+        return sorted_states, equal_numbers((local,), each), *others
+
+    gathering.dispatch_postprocess = dispatch_postprocess
     module.MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = counted

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from tuner.rehearsal.torch_room.frameworks.flash_attention import offer_flash_attention
 from tuner.rehearsal.torch_room.watch import NoStandInError, Watch
 
 _TYPES: Any = enum.IntEnum(  # type: ignore[misc] # the name is that of the extension
@@ -244,6 +245,7 @@ def stand_in_for_kernels(watch: Watch) -> bool:
         object.__setattr__(self, "qkv_type", torch.Tensor)  # not FakeTensor, which it would refuse
 
     parameters.__init__ = of_plain_tensors
+    offer_flash_attention(utils, watch)
     return True
 
 
