@@ -110,15 +110,17 @@ def rehearse(
     cases: Sequence[Case],
     *,
     device: Device,
+    jobs: int = 1,
     limit_s: float = LIMIT_S,
     unconfined: bool = False,
     environment: Mapping[str, str],
 ) -> Iterator[RankAnswer]:
-    """Run a program as several ranks, one after the other, and yield each answer as it comes.
+    """Run a program as several ranks, and yield the answers in their order, each as it comes.
 
     Args:
         cases: Runs, one at least; their programs differ in arguments and variables alone.
         device: Device that the program believes to be on.
+        jobs: Number of ranks that run at once, each on a core of its own and in some 400 MB.
         limit_s: Time limit of all [s].
         unconfined: Whether the program runs without a boundary if none is possible.
         environment: Variables beside those of the program.
@@ -133,7 +135,7 @@ def rehearse(
         with short_folder() as folder:
             for name in ("bin", "base", "records", "out", "tmp"):
                 (folder / name).mkdir()
-            _write_request(folder, cases, device)
+            _write_request(folder, cases, device, jobs)
             running = _start(folder, boundary, program, limit_s, environment)
             told, began_s = 0, time.monotonic()
             for answer in _answers(running, cases, limit_s):
@@ -149,7 +151,7 @@ def rehearse(
     raise NoBoundaryError(reasons)
 
 
-def _write_request(folder: Path, cases: Sequence[Case], device: Device) -> None:
+def _write_request(folder: Path, cases: Sequence[Case], device: Device, jobs: int) -> None:
     """Write what the room reads, and the room itself, alone on its path."""
     package = folder / "path" / "tuner" / "rehearsal"
     package.mkdir(parents=True)
@@ -168,6 +170,7 @@ def _write_request(folder: Path, cases: Sequence[Case], device: Device) -> None:
         "script": None if program.script is None else str(program.script),
         "module": program.module,
         "steps": STEPS,
+        "jobs": jobs,
         "device": facts,
         "cases": [
             {
