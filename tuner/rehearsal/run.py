@@ -117,15 +117,17 @@ def rehearse(
     cases: Sequence[Case],
     *,
     device: Device,
+    jobs: int = 1,
     limit_s: float = LIMIT_S,
     unconfined: bool = False,
     environment: Mapping[str, str],
 ) -> Iterator[RankAnswer]:
-    """Run a program as several ranks, one after the other, and yield each answer as it comes.
+    """Run a program as several ranks, and yield the answers in their order, each as it comes.
 
     Args:
         cases: Runs, one at least; their programs differ in arguments and variables alone.
         device: Device that the program believes to be on.
+        jobs: Number of ranks that run at once, each on a core of its own and in some 400 MB.
         limit_s: Time limit of all [s].
         unconfined: Whether the program runs without a boundary if none is possible.
         environment: Variables beside those of the program.
@@ -140,7 +142,7 @@ def rehearse(
         with short_folder() as folder:
             for name in ("bin", "base", "records", "out", "tmp"):
                 (folder / name).mkdir()
-            _write_request(folder, cases, device, environment)
+            _write_request(folder, cases, device, environment, jobs)
             running = _start(folder, boundary, program, limit_s, environment)
             told, began_s = 0, time.monotonic()
             for answer in _answers(running, cases, limit_s):
@@ -157,7 +159,7 @@ def rehearse(
 
 
 def _write_request(
-    folder: Path, cases: Sequence[Case], device: Device, environment: Mapping[str, str]
+    folder: Path, cases: Sequence[Case], device: Device, environment: Mapping[str, str], jobs: int
 ) -> None:
     """Write what the room reads, and the room itself, alone on its path."""
     package = folder / "path" / "tuner" / "rehearsal"
@@ -186,6 +188,7 @@ def _write_request(
         "module": program.module,
         "steps": STEPS,
         "target": target_of(device, capability_of(device)),
+        "jobs": jobs,
         "device": facts,
         "cases": [
             {

@@ -1,20 +1,42 @@
 """PyTorch's pipelines (`torch.distributed.pipelining`): what a stage hears from others before its first micro-batch.
 
-A stage asks the one before it for the shapes that it sends. Stages are rehearsed one after the other, so that the
-shapes are there when a later one asks; those between any two stages are taken to be the same.
+A stage asks the one before it for the shapes that it sends; a stage that is rehearsed waits until an earlier one has
+sent them. Those between any two stages are taken to be the same.
 """
 
 from __future__ import annotations
 
-import base64
+import os
 import pickle
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tuner.rehearsal.torch_room.watch import NoStandInError
 
-_SENT: list[bytes] = []
-"""Shapes that a stage sent to the next, pickled; the last that is known."""
+_NEVER = b"."
+"""Text of a file after a stage ended without shapes."""
+_POLL_S = 0.01
+"""Time between two looks at the file [s]."""
+
+
+@dataclass(slots=True)
+class _Shared:
+    """File in memory by which the stages of one candidate, each in a process of its own, tell each other shapes.
+
+    Attributes:
+        file: Descriptor; None where stages have none.
+        is_first: Whether no earlier stage of the candidate is rehearsed.
+        sent: Shapes that this process itself sent, pickled; None before.
+    """
+
+    file: int | None = None
+    is_first: bool = True
+    sent: bytes | None = None
+
+
+_SHARED = _Shared()
 
 
 def changes() -> dict[str, Callable[[Any], None]]:
@@ -25,15 +47,34 @@ def changes() -> dict[str, Callable[[Any], None]]:
     }
 
 
-def told() -> str | None:
-    """Return the shapes that this process sent, as text; None if it sent none."""
-    return base64.b64encode(_SENT[-1]).decode() if _SENT else None
+def share(file: int, *, is_first: bool) -> None:
+    """Let this process tell and hear shapes by a file in memory."""
+    _SHARED.file, _SHARED.is_first = file, is_first
 
 
-def hear(shapes: str | None) -> None:
-    """Take the shapes that an earlier process sent."""
-    if shapes is not None:
-        _SENT[:] = [base64.b64decode(shapes)]
+def no_more(file: int) -> None:
+    """Say that a stage ended, whether it sent shapes or not."""
+    if not os.fstat(file).st_size:
+        os.pwrite(file, _NEVER, 0)
+
+
+def _heard() -> Any:
+    """Return the shapes that an earlier stage sent, and wait for them while it runs.
+
+    Raises:
+        NoStandInError: there are none.
+    """
+    file = _SHARED.file
+    if _SHARED.sent is not None:
+        return pickle.loads(_SHARED.sent)  # noqa: S301 - made by this module
+    if file is None or _SHARED.is_first:
+        raise NoStandInError("the shapes that an earlier stage sends: rehearse rank 0 as well")
+    while not (size := os.fstat(file).st_size):
+        time.sleep(_POLL_S)
+    found = os.pread(file, size, 0)
+    if found == _NEVER:
+        raise NoStandInError("the shapes that an earlier stage sends: it ended before")
+    return pickle.loads(found)  # noqa: S301 - written by another rank of the same program
 
 
 def _exchange_shapes(stages: Any) -> None:
@@ -44,14 +85,14 @@ def _exchange_shapes(stages: Any) -> None:
 
     def send(_: Any, shapes: Any, __: int) -> None:
         if isinstance(shapes, stages._StageForwardMeta):
-            _SENT[:] = [pickle.dumps(shapes)]
+            _SHARED.sent = pickle.dumps(shapes)
+            if _SHARED.file is not None and not os.fstat(_SHARED.file).st_size:
+                os.pwrite(_SHARED.file, _SHARED.sent, 0)
 
     def receive(stage: Any, other: int) -> Any:
         if other > stage.stage_index:  # gradients of what it sent
             return stages._StageBackwardMeta(stages._derive_grad_metas(stage._stage_meta.outputs))
-        if not _SENT:
-            raise NoStandInError("the shapes that an earlier stage sends: rehearse rank 0 as well")
-        return pickle.loads(_SENT[-1])  # noqa: S301 - made by this module
+        return _heard()
 
     kind._send_meta, kind._recv_meta = send, receive
 

@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tuner.rehearsal.torch_room.host_tensors import on_device
 
 CPU = torch.device("cpu")
+_TO, _DEVICE, _TENSOR = torch.Tensor.to, torch.device, torch.tensor
+"""Functions that are given a device without its name, or numbers."""
 
 
 class OnCpu(TorchFunctionMode):
@@ -19,19 +21,21 @@ class OnCpu(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of PyTorch with the CPU for every accelerator."""
+        if not kwargs and func is not _TO and func is not _DEVICE and func is not _TENSOR:
+            return func(*args)
         kwargs = dict(kwargs or {})
         device = kwargs.get("device")
         if device is not None and (isinstance(device, int) or not str(device).startswith(("cpu", "meta"))):
             kwargs["device"] = CPU
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        if func is torch.Tensor.to and any(map(_is_accelerator, (*args[1:2], device))):
+        if func is _TO and any(map(_is_accelerator, (*args[1:2], device))):
             args = (on_device(args[0]), *((CPU, *args[2:]) if len(args) > 1 else ()))
-        if func is torch.device and args and type(args[0]) is int:
+        if func is _DEVICE and args and type(args[0]) is int:
             return torch.device("cuda", args[0])
         if func is torch._C._nn._parse_to and args and type(args[0]) is int:
             args = (torch.device("cuda", args[0]), *args[1:])
-        if func is torch.tensor:
+        if func is _TENSOR:
             return _tensor(func, args, kwargs)
         return func(*args, **kwargs)
 

@@ -2,26 +2,29 @@
 
     python -m tuner.rehearsal.torch_room.serve REQUEST
 
-The request is a JSON file: script (file) or module (name), device (facts), steps, and cases with rank, world,
-most_micro_batches, arguments and environment. For each case one line of JSON goes to standard output as soon as it
-ends, with the last that the script printed.
+The request is a JSON file: script (file) or module (name), device (facts), steps, jobs (cases that run at once), and
+cases with rank, world, most_micro_batches, arguments and environment. For each case, in their order, one line of JSON
+goes to standard output as soon as it and all before it have ended, with the last that the script printed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
 import re
 import resource
 import runpy
+import select
 import sys
 import traceback
 import typing
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import typing_extensions
@@ -60,6 +63,7 @@ _OF_NETWORKS = {"gaierror", "ConnectionError", "URLError", "ConnectError", "Loca
 _INSTALL = re.compile(r"\binstall", re.IGNORECASE)
 """Words of errors about the environment, not about the layout."""
 _MOST_PRINTED = 2_000
+_BYTES_AT_ONCE = 1 << 16
 _HERE = f"{Path(__file__).parent}/"
 _TORCH = f"{Path(torch.__file__).parent}/"
 
@@ -77,23 +81,62 @@ def main() -> int:
     source = source_of(request["module"]) if script is None else Path(script)
     if source is not None:
         import_for_all_ranks(source)
-    for case in request["cases"]:
-        read, write = os.pipe()
-        if (child := os.fork()) == 0:
-            os.close(read)
-            answer = {"rank": case["rank"], **_run(case, progress, request, has_engine=has_engine)}
-            with os.fdopen(write, "w") as pipe:
-                json.dump(answer | {"printed": _printed(), "told": pipelining.told()}, pipe)
-            os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as pipe:
-            text = pipe.read()
-        _, status = os.waitpid(child, 0)
+    gc.collect()
+    gc.freeze()  # what is imported stays: the forks neither visit it nor copy it
+    answered = _answered(request, progress, has_engine=has_engine)
+    for case, (text, status) in zip(request["cases"], answered, strict=True):
         died = {"rank": case["rank"], "verdict": "unknown", "error": f"its process ended with status {status}"}
-        found = json.loads(text) if text else died
-        pipelining.hear(found.pop("told", None))
-        _tell(answers, found)
+        _tell(answers, json.loads(text) if text else died)
     return 0
+
+
+def _answered(request: dict[str, Any], progress: Progress, *, has_engine: bool) -> Iterator[tuple[bytes, int]]:
+    """Run the cases in forks, as many at once as the request says, and yield answers and statuses in their order."""
+    cases, jobs = request["cases"], request["jobs"]
+    shared = _shared_by_candidate(cases)
+    texts, statuses = [b""] * len(cases), dict[int, int]()
+    begun = told = 0
+    running: dict[int, tuple[int, int]] = {}
+    while told < len(cases):
+        while len(running) < jobs and begun < len(cases):
+            read, write = os.pipe()
+            if (child := os.fork()) == 0:
+                pipelining.share(shared[begun], is_first=shared[begun] not in shared[:begun])
+                _serve(cases[begun], write, progress, request, has_engine=has_engine)
+            os.close(write)
+            running[read] = begun, child
+            begun += 1
+        for read in select.select(list(running), [], [])[0]:
+            number, child = running[read]
+            if part := os.read(read, _BYTES_AT_ONCE):
+                texts[number] += part
+                continue
+            os.close(read)
+            del running[read]
+            statuses[number] = os.waitpid(child, 0)[1]
+            pipelining.no_more(shared[number])
+        while told in statuses:
+            yield texts[told], statuses[told]
+            told += 1
+
+
+def _shared_by_candidate(cases: Sequence[dict[str, Any]]) -> list[int]:
+    """Return a file in memory for each case, which all cases of one candidate share."""
+    candidates = [json.dumps([case[name] for name in ("world", "arguments", "environment")]) for case in cases]
+    files = {candidate: os.memfd_create("shapes") for candidate in set(candidates)}
+    return [files[candidate] for candidate in candidates]
+
+
+def _serve(
+    case: dict[str, Any], write: int, progress: Progress, request: dict[str, Any], *, has_engine: bool
+) -> NoReturn:
+    """Answer a case in this fork, and end it."""
+    for descriptor in (1, 2):
+        os.dup2(os.memfd_create("printed"), descriptor)
+    answer = {"rank": case["rank"], **_run(case, progress, request, has_engine=has_engine)}
+    with os.fdopen(write, "w") as pipe:
+        json.dump(answer | {"printed": _printed()}, pipe)
+    os._exit(0)
 
 
 def _exchange(device: dict[str, Any], progress: Progress) -> bool:

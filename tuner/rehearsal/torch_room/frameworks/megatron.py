@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 
 from tuner.rehearsal.torch_room.host_tensors import in_host_memory
 from tuner.rehearsal.torch_room.known_values import count_selected, equal_numbers, selecting
+from tuner.rehearsal.torch_room.on_import import RankAskedError
 from tuner.rehearsal.torch_room.progress import Progress
 from tuner.rehearsal.torch_room.storages import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
 
@@ -23,6 +26,7 @@ def changes(progress: Progress) -> dict[str, Callable[[Any], None]]:
         "megatron.core.jit": _leave_uncompiled,
         "megatron.core.fusions.fused_cross_entropy": _copy_softmax,
         "megatron.core.tensor_parallel.random": _forget_states,
+        "megatron.training.argument_utils": _keep_docstrings,
         "megatron.training.initialize": lambda module: setattr(module, "_compile_dependencies", lambda: None),
         "megatron.core.transformer.moe.moe_utils": _count_permuted,
         "megatron.core.transformer.moe.token_dispatcher": lambda module: _balance_experts(module, progress),
@@ -69,8 +73,32 @@ def _forget_states(random: Any) -> None:
     random._set_cuda_rng_state = lambda *_, **__: None
 
 
+def _keep_docstrings(utils: Any) -> None:
+    """Let the parser read the help of each class of settings once for all ranks: that takes half a second."""
+    factory = utils.ArgumentGroupFactory
+    read = factory._get_field_docstrings
+    known: dict[type, dict[str, str]] = {}
+
+    def of_class(self: Any, source: type) -> dict[str, str]:
+        if source not in known:
+            known[source] = read(self, source)
+        return dict(known[source])
+
+    factory._get_field_docstrings = of_class
+
+
+def _prepare() -> None:
+    """Do for all ranks what each would do: read the parser's help, and import what tokenizers import."""
+    with contextlib.suppress(Exception, RankAskedError):
+        arguments = importlib.import_module("megatron.training.arguments")
+        arguments.add_megatron_arguments(argparse.ArgumentParser())
+    with contextlib.suppress(Exception, RankAskedError):
+        importlib.import_module("megatron.core.tokenizers.text.libraries")
+
+
 def _follow_loop(training: Any, progress: Progress) -> None:
     """Let the training loop report its steps, which end after the last."""
+    _prepare()
     training.build_train_valid_test_data_iterators = lambda *_, **__: _iterators(training.get_args())
     set_up, step = training.setup_model_and_optimizer, training.train_step
     count = training.get_num_microbatches
