@@ -2,7 +2,7 @@
 
     python -m benchmarks.search.rehearsed_search --answers FILE [--seeds 3] [--trials 30] [--account] [--json]
 
-The program is Megatron-LM itself (tests/support/rehearsal/pretrain.py on megatron-core's wheel): 8 layers of 8,192
+The program is Megatron-LM itself (tests/support/rehearsal/pretrain.py on megatron-core's wheel): 4 layers of 12,288
 hidden values on 8 H100. Each candidate of the study is rehearsed once, and its answer is kept in FILE. The cluster is a
 stand-in:
 
@@ -53,10 +53,10 @@ from tuner.study_file.config import load_study
 NEAR = 0.05
 """Slowdown within which a trial counts as having found the best."""
 CLUSTER_ERROR, OWN_ERROR, STEP_ERROR = 0.02, 0.01, 0.01
-LAYERS, HIDDEN, HEADS, GROUPS, FFN, VOCABULARY, SEQUENCE, BATCH = 8, 8192, 64, 8, 28672, 32000, 4096, 64
+LAYERS, HIDDEN, HEADS, GROUPS, FFN, VOCABULARY, SEQUENCE, BATCH = 4, 12288, 96, 8, 36864, 32000, 4096, 64
 MODEL = f"""\
-name: eight-layers
-source: made up, as wide as a 70B model
+name: four-layers
+source: made up, as wide as a model of 175 billion parameters
 num_layers: {LAYERS}
 hidden_size: {HIDDEN}
 vocab_size: {VOCABULARY}
@@ -83,7 +83,7 @@ model: model.yaml
 cluster: {{name: dgx-h100, hosts: 1}}
 job: {{sequence_length: {sequence}, global_batch_size: {batch}, precision: bf16, zero_stage: 1}}
 runtime: megatron-core
-space: {{cp: [1], up: [1], recompute: [none, full], assignment: []}}
+space: {{cp: [1], up: [1], vpp: [1], mbs: [1, 2, 4, 8, 16], assignment: []}}
 current: {{tp: 8, mbs: 1}}
 search: {{max_trials: {trials}, seed: {seed}, rehearse: {rehearse}}}
 trial:
