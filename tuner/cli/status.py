@@ -26,7 +26,9 @@ SHOWN_REHEARSALS = 8
 """Candidates that rehearsals rule out which are printed."""
 
 if TYPE_CHECKING:  # these load numpy and Optuna
+    from tuner.answers.fewer_hosts import OnFewerHosts
     from tuner.answers.rehearsals import ToldRehearsal
+    from tuner.search.population import Moment
     from tuner.search.proxy.extrapolation import Extrapolated
     from tuner.storage.record import TrialRecord
     from tuner.study_file.request import StudyRequest
@@ -39,13 +41,11 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     from tuner.answers.fewer_hosts import phases_of
     from tuner.answers.gain import compared_in, gains
     from tuner.answers.reference import reference_of
-    from tuner.answers.rehearsals import told_rehearsals
     from tuner.economics.device_time import device_time_json
     from tuner.economics.training import limited_of
     from tuner.forecast.planned_candidates import prepare_stored
-    from tuner.report.words import after_trials
     from tuner.run.studies import is_driven, is_running, stored_study
-    from tuner.search.population import P_STAR, in_lines, read_moments
+    from tuner.search.population import P_STAR, read_moments
     from tuner.search.proxy.extrapolation import extrapolated_of
     from tuner.search.stopping import StopReason
     from tuner.search.waiting import SLOTS, Slots
@@ -74,7 +74,6 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     moments = read_moments(stored)
     compared = compared_in(prepared.problem, reference_of(prepared.problem, stored), records, best, stored.user_attrs)
     training = limited_of(prepared, best, extrapolated)
-    rehearsed = told_rehearsals(request)
     payload = {
         "study_name": request.name,
         **counts(records),
@@ -90,7 +89,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         "stop_reason": None if running or under_way else stored.user_attrs.get(STOP_REASON, "interrupted"),
         "population": asdict(moments[-1]) if moments else None,
         "fewer_hosts": [phase.as_json() for phase in phases],
-        "rehearsed": [one.as_json() for one in rehearsed],
+        "rehearsed": [one.as_json() for one in _rehearsed(request)],
     }
     if as_json:
         print_json(payload)
@@ -107,17 +106,34 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     print_taken(records)
     if payload["pruned"]:
         say(f"{pruned_in_words(payload['pruned'], payload['saved_s'])}.")
-    _print_rehearsed(rehearsed)
+    _print_rehearsed(_rehearsed(request))
     if stored.user_attrs.get(HISTORY):
         typer.echo(stored.user_attrs[HISTORY])
     _print_best(request, best, extrapolated, payload["p_star"])
     if best or extrapolated:
         print_judged(request, compared, training, None)
     print_device_time(request, compared, records)
-    for phase in phases:
-        say(f"Ran besides: {phase.in_words}")
+    _print_phases(phases)
+    _print_population(moments, records)
+
+
+def _print_population(moments: Sequence[Moment], records: Sequence[TrialRecord]) -> None:
+    from tuner.report.words import after_trials
+    from tuner.search.population import in_lines
+
     if moments:
         typer.echo("\n".join(in_lines(moments[-1], after_trials(records, moments[-1].trial), in_words)))
+
+
+def _print_phases(phases: Sequence[OnFewerHosts]) -> None:
+    for phase in phases:
+        say(f"Ran besides: {phase.in_words}")
+
+
+def _rehearsed(request: StudyRequest) -> list[ToldRehearsal]:
+    from tuner.answers.rehearsals import told_rehearsals
+
+    return told_rehearsals(request)
 
 
 def _print_rehearsed(told: Sequence[ToldRehearsal]) -> None:

@@ -57,6 +57,7 @@ def run_study(
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
     expected: Expected | None = None,
+    rehearsals_of: Callable[[Ledger], Rehearsals] = Rehearsals,
 ) -> RunResult:
     """Run the study until it stops, continuing what the storage already holds.
 
@@ -68,6 +69,7 @@ def run_study(
         clock: Clock of the run's duration [s]; nobody sets it.
         wall_clock: Seconds since the epoch, for other hosts; it may be set at any time.
         expected: Hosts that the study needs; None if it need not look after them.
+        rehearsals_of: Function that returns the rehearsals beside a run.
 
     Raises:
         ConfigError: Nothing fits, the stored study means something else, another process is running it, or the
@@ -133,7 +135,7 @@ def run_study(
                 past_in_words=past.in_words,
                 elapsed_s=lambda: clock() - started_s,
                 wall_clock=wall_clock,
-                rehearsals=Rehearsals(ledger),
+                rehearsals=rehearsals_of(ledger),
             )
             stop_reason = loop.drive(executor)
         attributes, best = ledger.study.user_attrs, ledger.trials.best

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
+from hardware.device import Device
 from hardware.io.errors import ConfigError
 from tuner.rehearsal.candidates import Candidate, CandidateAnswer, candidate_of
 from tuner.rehearsal.memory import RehearsedMemory, rehearsed_memory
@@ -51,24 +52,50 @@ SHOWN_ALIKE = 3
 LEADERS, OFF = "leaders", "off"
 
 
+class Side(Protocol):
+    """Running rehearsals of some candidates, as `SideProcess` has them."""
+
+    left: list[str]
+    is_over: bool
+
+    def read(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Return the answers that have come, waiting so long for the first [s]."""
+
+    def close(self) -> None:
+        """End them."""
+
+
+class Start(Protocol):
+    """Function that begins to rehearse candidates."""
+
+    def __call__(
+        self, candidates: Sequence[Candidate], *, device: Device, limit_s: float, environment: Mapping[str, str]
+    ) -> Side:
+        """Begin to rehearse candidates, in the order in which their answers are wanted."""
+
+
 class Rehearsals:
     """Rehearsals beside one run of a study.
 
     Args:
         ledger: Trials of the study, and its storage.
         clock: Clock of the waits [s]; nobody sets it.
+        start: Function that begins to rehearse candidates.
 
     Attributes:
         notes: Sentences that were not told yet.
     """
 
-    def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, ledger: Ledger, *, clock: Callable[[], float] = time.monotonic, start: Start = SideProcess
+    ) -> None:
         self._ledger = ledger
+        self._begin_side = start
         self._prepared, self._sampler = ledger.tasks.prepared, ledger.tasks.sampler
         self._clock = clock
         self._device = self._prepared.problem.cluster.devices[0]
         self._is_on = False
-        self._side: SideProcess | None = None
+        self._side: Side | None = None
         self._answers: dict[int, CandidateAnswer] = {}
         self._memory: dict[int, RehearsedMemory] = {}
         self._asked: dict[str, list[int]] = {}  # positions that a key stands for
@@ -216,7 +243,7 @@ class Rehearsals:
         if not candidates:
             return
         try:
-            self._side = SideProcess(
+            self._side = self._begin_side(
                 candidates, device=self._device, limit_s=LIMIT_S * len(candidates), environment=os.environ
             )
         except (OSError, ValueError) as error:
