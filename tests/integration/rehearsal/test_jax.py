@@ -11,7 +11,7 @@ import pytest
 
 from docs.site.json_keys import JSON_KEYS
 from tests.support.rehearsal import jax_study
-from tests.support.rehearsal.jax_study import has_gpu_compiler, write_study
+from tests.support.rehearsal.jax_study import gpu_compiler, write_study
 from tests.support.studies.command_line import in_process
 
 pytestmark = pytest.mark.slow
@@ -117,10 +117,10 @@ def test_a_large_model_takes_no_memory(tmp_path):
 def test_four_thousand_devices(tmp_path):
     """A world of 4,096: XLA's compiler for GPUs takes it; that for CPUs does not, and it is told what does."""
     study = write_study(tmp_path, *SIZES, hosts=512, batch=4096)
-    status = 0 if has_gpu_compiler() else 1
+    status = 0 if gpu_compiler() else 1
     (answer,) = rehearsed(study, "--config", "dp=512,tp=8", "--ranks", "0", status=status)["ranks"]
 
-    if has_gpu_compiler():
+    if gpu_compiler():
         assert answer["verdict"] == "accepted"
         assert answer["parameters"] == WEIGHTS // 8
         assert {len(one["ranks"]) for one in answer["collectives"]} == {8, 512}

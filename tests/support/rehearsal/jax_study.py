@@ -17,18 +17,20 @@ trial:
   backend: command
   command: [{words}]
   directory: "."
+  environment: {{{environment}}}
   log:
     pattern: ["step (?P<iteration>\\\\d+): .* (?P<step_ms>[0-9.]+) ms"]
 """
 PROGRAM = Path(__file__).with_name("jax_train.py")
 
 
-def has_gpu_compiler() -> bool:
-    """Return whether XLA's compiler for GPUs is installed."""
+def gpu_compiler() -> Path | None:
+    """Return the folder of packages that has XLA's compiler for GPUs; None if it is not installed."""
     try:
-        return importlib.util.find_spec("jax_plugins.xla_cuda12") is not None
+        found = importlib.util.find_spec("jax_plugins.xla_cuda12")
     except ImportError:  # of its parent package
-        return False
+        return None
+    return Path(found.origin).parents[2] if found is not None and found.origin is not None else None
 
 
 def write_study(folder: Path, *further: str, hosts: int = 1, batch: int = 64) -> Path:
@@ -36,6 +38,8 @@ def write_study(folder: Path, *further: str, hosts: int = 1, batch: int = 64) ->
     (folder / "train.py").write_text(PROGRAM.read_text())
     (folder / "model.yaml").write_text(MODEL)
     words = (sys.executable, "train.py", "--dp", "{dp}", "--tp", "{tp}", "--batch", str(batch), *further)
+    quoted = ", ".join(f'"{word}"' for word in words)
+    environment = f'PYTHONPATH: "{gpu_compiler()}"' if gpu_compiler() is not None else ""
     study = folder / "study.yaml"
-    study.write_text(STUDY.format(words=", ".join(f'"{word}"' for word in words), hosts=hosts, batch=batch))
+    study.write_text(STUDY.format(words=quoted, environment=environment, hosts=hosts, batch=batch))
     return study
