@@ -65,6 +65,7 @@ class Case:
         rank: Number of the rank.
         stage: Number of its pipeline stage.
         most_micro_batches: Largest number of micro-batches that a step makes; None for all.
+        most_before_last: The same for all steps but the last; None for no difference.
     """
 
     program: Program
@@ -72,6 +73,7 @@ class Case:
     rank: int
     stage: int
     most_micro_batches: int | None = None
+    most_before_last: int | None = None
 
 
 def one_rank_a_stage(config: ParallelConfig) -> tuple[int, ...]:
@@ -112,6 +114,7 @@ def rehearse(
     device: Device,
     limit_s: float = LIMIT_S,
     unconfined: bool = False,
+    has_order: bool = False,
     environment: Mapping[str, str],
 ) -> Iterator[RankAnswer]:
     """Run a program as several ranks, one after the other, and yield each answer as it comes.
@@ -121,6 +124,7 @@ def rehearse(
         device: Device that the program believes to be on.
         limit_s: Time limit of all [s].
         unconfined: Whether the program runs without a boundary if none is possible.
+        has_order: Whether the order of operators and collectives is recorded, in one more step.
         environment: Variables beside those of the program.
 
     Raises:
@@ -133,7 +137,7 @@ def rehearse(
         with short_folder() as folder:
             for name in ("bin", "base", "records", "out", "tmp"):
                 (folder / name).mkdir()
-            _write_request(folder, cases, device)
+            _write_request(folder, cases, device, has_order=has_order)
             running = _start(folder, boundary, program, limit_s, environment)
             told, began_s = 0, time.monotonic()
             for answer in _answers(running, cases, limit_s):
@@ -149,7 +153,7 @@ def rehearse(
     raise NoBoundaryError(reasons)
 
 
-def _write_request(folder: Path, cases: Sequence[Case], device: Device) -> None:
+def _write_request(folder: Path, cases: Sequence[Case], device: Device, *, has_order: bool) -> None:
     """Write what the room reads, and the room itself, alone on its path."""
     package = folder / "path" / "tuner" / "rehearsal"
     package.mkdir(parents=True)
@@ -167,13 +171,15 @@ def _write_request(folder: Path, cases: Sequence[Case], device: Device) -> None:
     request = {
         "script": None if program.script is None else str(program.script),
         "module": program.module,
-        "steps": STEPS,
+        "steps": STEPS + has_order,
+        "has_order": has_order,
         "device": facts,
         "cases": [
             {
                 "rank": case.rank,
                 "world": case.world,
                 "most_micro_batches": case.most_micro_batches,
+                "most_before_last": case.most_before_last,
                 "arguments": case.program.arguments,
                 "environment": dict(case.program.environment),
             }

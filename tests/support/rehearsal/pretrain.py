@@ -21,7 +21,12 @@ def forward_step(batches, model):
     return losses, total
 
 
+def no_data(_, vp_stage=None):
+    """Return no data sets."""
+    return None, None, None
+
+
 if __name__ == "__main__":
     arguments = parse_and_validate_args()
     config = pretrain_cfg_container_from_args(arguments, gpt_config_from_args(arguments))
-    pretrain(config, lambda *_: (None, None, None), ModelType.encoder_or_decoder, forward_step)
+    pretrain(config, no_data, ModelType.encoder_or_decoder, forward_step)

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from tuner.rehearsal.torch_room.invented import ASKED, place_in_program
 from tuner.rehearsal.torch_room.known_values import follow_copy
+from tuner.rehearsal.torch_room.order import Order, num_bytes
 from tuner.rehearsal.torch_room.storages import Storages
 
 _WAITS = ("wait_tensor", "barrier", "monitored_barrier_")
@@ -47,22 +48,28 @@ class Watch:
         operators: Number of calls of each operator with its shapes, since the last step began.
         collectives: Number of calls of each kind of collective, since the last step began.
         invented: Number of times that a place in the program asked for a number that tensors without data do not have.
+        order: Order of the step; None where nobody asks for its time.
     """
 
     storages: Storages = field(default_factory=Storages)
     operators: Counter[tuple[str, tuple[tuple[int, ...], ...]]] = field(default_factory=Counter)
     collectives: Counter[Collective] = field(default_factory=Counter)
     invented: Counter[str] = field(default_factory=Counter)
+    order: Order | None = None
 
     def begin_step(self) -> None:
         """Forget the operators and collectives before a step, and look for its peak."""
         self.operators.clear()
         self.collectives.clear()
         self.storages.begin_step()
+        if self.order is not None:
+            self.order.begin_step()
 
-    def note(self, kernel: str, *shapes: tuple[int, ...]) -> None:
-        """Record a kernel that no operator of PyTorch stands for."""
+    def note(self, kernel: str, *shapes: tuple[int, ...], moved: int = 0) -> None:
+        """Record a kernel that no operator of PyTorch stands for, with the bytes that it moves if they are known."""
         self.operators[kernel, shapes] += 1
+        if self.order is not None:
+            self.order.operator(kernel, shapes, moved)
 
 
 class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's class has no types
@@ -107,7 +114,12 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
             follow_copy(func, args[0], result)
         self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
         if not func.is_view and func.namespace not in ("prim", "c10d", "_c10d_functional"):
-            self.watch.note(str(func), *(tuple(one.shape) for one in args if isinstance(one, torch.Tensor)))
+            moved = 0 if self.watch.order is None else num_bytes((args, kwargs)) + num_bytes(result)
+            self.watch.note(
+                str(func), *(tuple(one.shape) for one in args if isinstance(one, torch.Tensor)), moved=moved
+            )
+        elif self.watch.order is not None and func.namespace == "_c10d_functional":
+            self.watch.order.functional(func._schema.name, args, result)
         return result
 
     def _answer_collective(self, func: Any, args: Any) -> Any:
@@ -122,6 +134,8 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
             size *= args[1]
         peer = ranks[args[2]] if name in _PAIRS[:2] and len(args) > 2 else -1
         self.watch.collectives[Collective(name, size, ranks, peer)] += 1
+        if self.watch.order is not None:
+            self.watch.order.collective(name, size, ranks, peer)
         if func.namespace == "c10d" and "coalesced" in name:
             work = FakeWork().boxed()
             return work if len(func._schema.returns) == 1 else (args[0], work)

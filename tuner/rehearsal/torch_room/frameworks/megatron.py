@@ -17,7 +17,7 @@ from tuner.rehearsal.torch_room.storages import ACTIVATIONS, GRADIENTS, OPTIMIZE
 def changes(progress: Progress) -> dict[str, Callable[[Any], None]]:
     """Return what is exchanged in Megatron-LM's modules, by their names."""
     return {
-        "megatron.core.jit": _leave_uncompiled,
+        "megatron.core.jit": lambda module: _leave_uncompiled(module, progress),
         "megatron.core.tensor_parallel.random": _forget_states,
         "megatron.training.initialize": lambda module: setattr(module, "_compile_dependencies", lambda: None),
         "megatron.core.transformer.moe.token_dispatcher": lambda module: _balance_experts(module, progress),
@@ -25,8 +25,9 @@ def changes(progress: Progress) -> dict[str, Callable[[Any], None]]:
     }
 
 
-def _leave_uncompiled(jit: Any) -> None:
-    jit.jit_fuser = lambda function: function
+def _leave_uncompiled(jit: Any, progress: Progress) -> None:
+    order = progress.watch.order
+    jit.jit_fuser = (lambda function: function) if order is None else order.fuse
 
 
 def _forget_states(random: Any) -> None:
