@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from costmodels.blocks.operator import Family, Operator, OpKind, Phase
+from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.operators.kernels import collective_latency_s, collective_s, kernel_s
 from costmodels.operators.layer_operators import Collective
@@ -35,7 +36,7 @@ MOVED = {
 }
 """Bytes that a kernel moves for each element of its first tensor, in 16 bits. Adam reads a gradient and reads and
 writes a weight and two moments in fp32 (28), and writes the weight in 16 bits."""
-NOTHING = ("empty", "new_empty", "detach", "alias", "lift_fresh", "set_", "resize_", "scalar_tensor", "_to_cpu", "item")
+NOTHING = ("empty", "new_empty", "detach", "alias", "lift_fresh", "set_", "resize_", "scalar_tensor", "_unsafe_view")
 """Operators of PyTorch that run no kernel."""
 _KINDS = (
     (("allgather", "all_gather"), OpKind.ALL_GATHER),
@@ -56,10 +57,11 @@ class RecordedPrices:
 
     Args:
         setting: Job, cluster and runtime.
+        config: Configuration that was rehearsed.
     """
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+    def __init__(self, setting: Setting, config: ParallelConfig) -> None:
+        self.setting, self.has_ep = setting, config.ep > 1
         self.device: Device = setting.cluster.devices[0]
         self.operator_s = cache(self._operator_s)
         self.collective_s = cache(self._collective_s)
@@ -70,7 +72,9 @@ class RecordedPrices:
         if operator is None:
             return 0.0
         runtime = self.setting.runtime
-        return float(kernel_s(operator, self.device, self.setting.job, runtime)[0]) / runtime.speed_of(self.device.name)
+        seconds = float(kernel_s(operator, self.device, self.setting.job, runtime)[0])
+        uneven = 1.0 + runtime.expert_imbalance * (operator.kind is OpKind.GROUPED_MATMUL and self.has_ep)
+        return seconds * uneven / runtime.speed_of(self.device.name)
 
     def _collective_s(self, name: str, size: int, ranks: tuple[int, ...], peer: int) -> tuple[float, float]:
         """Return the time of a collective alone on its links, and the part of it that is latency [s]."""
@@ -99,27 +103,8 @@ def operator_of(name: str, shapes: tuple[tuple[int, ...], ...], moved: int) -> O
     short = name.removeprefix("aten.").split(".")[0]
     if name.startswith("prim") or short in NOTHING or short.startswith(("empty", "new_empty")):
         return None
-    backward = name.endswith(("bwd", "backward"))
-    if name == "te.gemm":
-        m, k, n = _product_of(*shapes)
-        return _operator(name, OpKind.MATMUL, (m, k, n), 2 * m * k * n, 2 * (m * k + k * n + m * n))
-    if name == "te.grouped_gemm":
-        a, b, (is_a, is_b) = shapes
-        n, k = (a[0], a[-1]) if is_a else (a[-1], math.prod(a[:-1]))
-        m = b[-1] if is_b else math.prod(b[:-1])
-        return _operator(name, OpKind.MATMUL, (m, k, n), 2 * m * k * n, 2 * (m * k + k * n + m * n))
-    if name.startswith("te.attention"):
-        q, v, (batch, queries, keys, is_causal) = shapes
-        heads, size = q[-2], (q[-1] + v[-1]) / 2
-        flop = (5 if backward else 2) * 2 * batch * heads * queries * keys * size / (2 if is_causal else 1)
-        elements = (2.5 if backward else 1) * (2 * math.prod(q) + 2 * math.prod(v))
-        shape = (batch, heads, queries, keys, q[-1])
-        return _operator(name, OpKind.ATTENTION, shape, flop, 2 * elements, is_forward=not backward)
-    if name.startswith(PRODUCTS):
-        first, second = shapes[-2:]
-        groups = first[0] if len(first) == 3 else 1
-        m, k, n = first[-2], first[-1], second[-1]
-        return _operator(name, OpKind.MATMUL, (groups * m, k, n), 2 * groups * m * k * n, moved)
+    if name.startswith(("te.gemm", "te.grouped_gemm", "te.attention", *PRODUCTS)):
+        return _products_of(name, shapes, moved)
     elements = math.prod(shapes[0]) if shapes else 0
     if name in MOVED:
         kind = OpKind.NORM if "norm_" in name else OpKind.ELEMENTWISE
@@ -127,8 +112,32 @@ def operator_of(name: str, shapes: tuple[tuple[int, ...], ...], moved: int) -> O
     return _operator(name, OpKind.ELEMENTWISE, (elements,), 0, moved)
 
 
-def _product_of(a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, int]) -> tuple[float, float, float]:
-    """Return m, k and n of a product of which the result has m rows and n columns."""
+def _products_of(name: str, shapes: tuple[tuple[int, ...], ...], moved: int) -> Operator:
+    """Return a product, one of a grouped product, or attention."""
+    if name == "te.gemm":
+        m, k, n = _product_of(*shapes)
+        return _operator(name, OpKind.MATMUL, (m, k, n), 2 * m * k * n, 2 * (m * k + k * n + m * n))
+    if name == "te.grouped_gemm":
+        a, b, (is_a, is_b) = shapes
+        n, k = (a[0], a[-1]) if is_a else (a[-1], math.prod(a[:-1]))
+        m = b[-1] if is_b else math.prod(b[:-1])
+        return _operator(name, OpKind.GROUPED_MATMUL, (1, m, k, n), 2 * m * k * n, 2 * (m * k + k * n + m * n))
+    if name.startswith("te.attention"):
+        backward = name.endswith("bwd")
+        q, v, (batch, queries, keys, is_causal) = shapes
+        heads, size = q[-2], (q[-1] + v[-1]) / 2
+        flop = (5 if backward else 2) * 2 * batch * heads * queries * keys * size / (2 if is_causal else 1)
+        elements = (2.5 if backward else 1) * (2 * math.prod(q) + 2 * math.prod(v))
+        shape = (batch, heads, queries, keys, q[-1])
+        return _operator(name, OpKind.ATTENTION, shape, flop, 2 * elements, is_forward=not backward)
+    first, second = shapes[-2:]
+    groups = first[0] if len(first) == 3 else 1
+    m, k, n = first[-2], first[-1], second[-1]
+    return _operator(name, OpKind.MATMUL, (groups * m, k, n), 2 * groups * m * k * n, moved)
+
+
+def _product_of(a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, ...]) -> tuple[float, float, float]:
+    """Return m, k and n of a product, the result of which has m rows and n columns."""
     m, n = out
     # each of the operands holds one of the outer dims and the inner one
     return m, math.sqrt(math.prod(a) * math.prod(b) / max(m * n, 1)), n

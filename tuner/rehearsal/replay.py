@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def replayed_step(
     """
     if any(not answer.orders for answer in answers) or len({answer.stage for answer in answers}) < config.pp:
         return None
-    prices = RecordedPrices(setting)
+    prices = RecordedPrices(setting, config)
     fewer, made = (answers[0].orders[at].micro_batches for at in (0, -1))
     last, more = _ends_s(prices, answers, -1), 0.0
     if made is not None and fewer is not None and made > fewer:
@@ -149,5 +150,5 @@ def _stretch(prices: RecordedPrices, answer: RankAnswer, order: StepOrder) -> fl
     return 1.0 + beyond_s / device_s
 
 
-def _hashable(kind: Sequence[object]) -> tuple[object, ...]:
+def _hashable(kind: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(_hashable(one) if isinstance(one, list | tuple) else one for one in kind)

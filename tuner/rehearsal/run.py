@@ -92,12 +92,27 @@ def enough_micro_batches(config: ParallelConfig) -> int:
 
 
 def cases_of(
-    program: Program, config: ParallelConfig, ranks: Sequence[int], most_micro_batches: int | None
+    program: Program,
+    config: ParallelConfig,
+    ranks: Sequence[int],
+    most_micro_batches: int | None,
+    *,
+    has_order: bool = False,
 ) -> tuple[Case, ...]:
-    """Return the runs of a program, with the flags of a configuration, as several ranks."""
+    """Return the runs of a program, with the flags of a configuration, as several ranks.
+
+    With an order, steps before the last make half as many micro-batches, of which follows the time of one more.
+    """
     world, per_stage = config.num_devices, config.num_devices // config.pp
     return tuple(
-        Case(program=program, world=world, rank=rank, stage=rank // per_stage, most_micro_batches=most_micro_batches)
+        Case(
+            program=program,
+            world=world,
+            rank=rank,
+            stage=rank // per_stage,
+            most_micro_batches=most_micro_batches,
+            most_before_last=config.pp if has_order and most_micro_batches is not None else None,
+        )
         for rank in ranks
     )
 

@@ -14,6 +14,8 @@ import torch
 from torch import distributed as dist
 from torch.utils._pytree import tree_leaves
 
+_PICKING = ("aten.embedding", "aten.index", "aten.index_select", "aten.gather")
+"""Operators that read no more of a tensor than they return."""
 _CALLS = (
     *("allgather", "_allgather_base", "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced"),
     *("alltoall", "alltoall_base", "broadcast", "gather", "recv", "recv_anysource", "reduce", "reduce_scatter"),
@@ -119,10 +121,20 @@ class Order:
         return fused
 
 
+def moved_bytes(name: str, given: Any, result: Any) -> int:
+    """Return the bytes that an operator reads and writes."""
+    if name.rsplit(".", 1)[0] in _PICKING:
+        return 2 * num_bytes(result)
+    if name.startswith("aten.index_put"):
+        return 2 * num_bytes(given[0][2])
+    return num_bytes(given) + num_bytes(result)
+
+
 def num_bytes(values: Any) -> int:
     """Return the bytes of all tensors among some values."""
     return sum(one.numel() * one.element_size() for one in tree_leaves(values) if isinstance(one, torch.Tensor))
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key

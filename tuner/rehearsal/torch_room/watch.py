@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from tuner.rehearsal.torch_room.invented import ASKED, place_in_program
 from tuner.rehearsal.torch_room.known_values import follow_copy
-from tuner.rehearsal.torch_room.order import Order, num_bytes
+from tuner.rehearsal.torch_room.order import Order, moved_bytes
 from tuner.rehearsal.torch_room.storages import Storages
 
 _WAITS = ("wait_tensor", "barrier", "monitored_barrier_")
@@ -114,7 +114,7 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
             follow_copy(func, args[0], result)
         self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
         if not func.is_view and func.namespace not in ("prim", "c10d", "_c10d_functional"):
-            moved = 0 if self.watch.order is None else num_bytes((args, kwargs)) + num_bytes(result)
+            moved = 0 if self.watch.order is None else moved_bytes(str(func), (args, kwargs), result)
             self.watch.note(
                 str(func), *(tuple(one.shape) for one in args if isinstance(one, torch.Tensor)), moved=moved
             )
