@@ -4,9 +4,8 @@
 
 Each run in 16 bits is rehearsed as the first rank of each of its stages, and what these ran is priced and replayed in
 the event simulator (tuner/rehearsal/replay.py). Rows show the measured step and the ratio of both predictions to it,
-the last one the median of the absolute errors on the same runs. The shipped profile was fitted, with the closed form, to
-much of configs/measured/runs: neither is tested by these. Layouts that differ only in the number of replicas are
-rehearsed once for each.
+the last one the median of the absolute errors on the same runs. The shipped profile was fitted, by the closed form,
+to much of configs/measured/runs: neither is tested by these.
 """
 
 from __future__ import annotations

@@ -109,6 +109,12 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "step), `operators`, `collectives`, `invented` answers",
             "predicted_bytes": "bytes of tensors at each stage's peak by the cost model; null without one",
         },
+        "with `--time`, also": {
+            "step_s": "time of a step by replay of what the ranks ran, with the runtime's overheads [s]; null if a "
+            "stage has no accepted rank",
+            "ranks_s": "time until each of `ranks` has done its last work, without overheads [s]",
+            "predicted_step_s": "time of a step by the closed form, as `predict` tells it [s]",
+        },
         "with `--export`, also": {"exported": "`target` and `arguments` of the export that was rehearsed"},
     },
     "init": {

@@ -1,6 +1,7 @@
 """Training program on megatron-core's wheel, as short as one can be: a GPT model from Megatron-LM's flags."""
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.enums import ModelType
 from megatron.core.utils import get_batch_on_this_cp_rank
 from megatron.training import pretrain
@@ -10,7 +11,8 @@ from megatron.training.arguments import parse_and_validate_args
 
 def forward_step(batches, model):
     """Return the losses of one micro-batch, and how their sum is taken."""
-    batch = get_batch_on_this_cp_rank(next(batches), is_hybrid_cp=False)
+    group = parallel_state.get_context_parallel_group()
+    batch = get_batch_on_this_cp_rank(next(batches), is_hybrid_cp=False, cp_group=group)
     tokens, positions, labels = (batch[name].cuda() for name in ("tokens", "position_ids", "labels"))
     losses = model(tokens, positions, None, labels=labels)
 
