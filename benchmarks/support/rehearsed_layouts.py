@@ -48,9 +48,9 @@ class Layout:
 
     text: str
     model: str = "llama3-8b"
-    fields: tuple[tuple[str, Any], ...] = (("num_layers", 8),)
+    fields: tuple[tuple[str, Any], ...] = (("num_layers", 4),)
     length: int = 4096
-    rounds: int = 2
+    rounds: int = 1
     further: tuple[str, ...] = ()
 
 
@@ -168,9 +168,10 @@ def _missing_megatron() -> str:
     return "" if ENGINE.is_dir() else "Transformer Engine's Python code"
 
 
-_MIXTRAL = {"model": "mixtral-8x7b", "fields": (("num_layers", 4),)}
+_MIXTRAL = {"model": "mixtral-8x7b"}
 _MEGATRON = (
-    *(Layout(text=text) for text in ("dp=8,mbs=1", "dp=8,mbs=2", "dp=8,mbs=1,zero_stage=0")),
+    Layout(text="dp=8,mbs=1", rounds=2),
+    *(Layout(text=text) for text in ("dp=8,mbs=2", "dp=8,mbs=1,zero_stage=0")),
     *(Layout(text=f"tp={tp},dp={8 // tp},mbs=1") for tp in (2, 4, 8)),
     Layout(text="tp=4,dp=2,mbs=1,sequence_parallel=false"),
     Layout(text="tp=2,dp=4,mbs=2,zero_stage=0"),
@@ -180,9 +181,9 @@ _MEGATRON = (
     Layout(text="pp=2,tp=2,dp=2,mbs=1"),
     Layout(text="pp=4,tp=2,dp=1,mbs=1"),
     Layout(text="pp=4,tp=2,dp=2,mbs=1,recompute=full"),
-    Layout(text="pp=4,tp=2,dp=2,mbs=1", rounds=4),
+    Layout(text="pp=4,tp=2,dp=2,mbs=1", rounds=3),
     Layout(text="pp=2,tp=2,dp=2,vpp=2,mbs=1"),
-    Layout(text="pp=2,tp=2,dp=2,vpp=4,mbs=1"),
+    Layout(text="pp=2,tp=2,dp=2,vpp=4,mbs=1", fields=(("num_layers", 8),)),
     Layout(text="pp=2,tp=2,dp=2,vpp=2,mbs=1,recompute=full"),
     Layout(text="pp=2,tp=4,dp=1,mbs=1,sequence_parallel=false"),
     Layout(text="pp=2,tp=2,dp=2,mbs=1,zero_stage=0"),
