@@ -168,7 +168,6 @@ def _missing_megatron() -> str:
     return "" if ENGINE.is_dir() else "Transformer Engine's Python code"
 
 
-_MIXTRAL = {"model": "mixtral-8x7b"}
 _MEGATRON = (
     Layout(text="dp=8,mbs=1", rounds=2),
     *(Layout(text=text) for text in ("dp=8,mbs=2", "dp=8,mbs=1,zero_stage=0")),
@@ -193,13 +192,18 @@ _MEGATRON = (
     Layout(text="cp=2,tp=2,dp=2,mbs=1,recompute=full", length=16384),
     Layout(text="pp=2,cp=2,tp=2,dp=1,mbs=1", length=16384),
     Layout(text="up=4,dp=2,mbs=1", length=16384),
-    Layout(text="ep=8,dp=8,mbs=1", **_MIXTRAL),
-    Layout(text="ep=4,dp=8,mbs=1", **_MIXTRAL),
-    Layout(text="tp=2,ep=4,dp=4,mbs=1", **_MIXTRAL),
-    Layout(text="tp=2,ep=4,expert_tp=1,dp=4,mbs=1", **_MIXTRAL),
-    Layout(text="pp=2,ep=4,dp=4,mbs=1", **_MIXTRAL),
-    Layout(text="ep=8,dp=8,mbs=1,recompute=full", **_MIXTRAL),
-    Layout(text="pp=2,ep=2,tp=2,dp=2,vpp=2,mbs=1", **_MIXTRAL),
+    *(
+        Layout(text=text, model="mixtral-8x7b")
+        for text in (
+            "ep=8,dp=8,mbs=1",
+            "ep=4,dp=8,mbs=1",
+            "tp=2,ep=4,dp=4,mbs=1",
+            "tp=2,ep=4,expert_tp=1,dp=4,mbs=1",
+            "pp=2,ep=4,dp=4,mbs=1",
+            "ep=8,dp=8,mbs=1,recompute=full",
+            "pp=2,ep=2,tp=2,dp=2,vpp=2,mbs=1",
+        )
+    ),
     Layout(text="tp=16,dp=1,mbs=1"),
     Layout(text="cp=8,dp=1,mbs=1", length=4100),
 )
