@@ -41,6 +41,8 @@ BOUNDS = {
 """Largest distance from 1 of each ratio, in a stage."""
 SMALL = 1 << 24
 """Bytes of a kind of collective in a group and step below which it is not compared: losses, gradients of norms."""
+FEW = 2
+"""Difference of messages that is none: of a few buckets one may be fuller."""
 _KINDS = (
     (("allgather", "all_gather"), OpKind.ALL_GATHER),
     (("reduce_scatter",), OpKind.REDUCE_SCATTER),
@@ -167,7 +169,8 @@ def _compare_collectives(
             told.append(f"{key[0]} of {len(key[1]) or 2} ranks, {max(mine, theirs):,} bytes: {side} alone")
             continue
         ratios["bytes"].append(mine / theirs)
-        ratios["messages"].append(own_messages[key] / seen_messages[key])
+        if abs(own_messages[key] - seen_messages[key]) > FEW:
+            ratios["messages"].append(own_messages[key] / seen_messages[key])
     return told, {name: max(values, key=lambda ratio: abs(ratio - 1)) for name, values in ratios.items()}
 
 

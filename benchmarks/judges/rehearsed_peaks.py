@@ -143,7 +143,9 @@ def _print_row(row: Row) -> None:
     if row.rehearsed_mib is None:
         print(f"{row.verdict}: {row.case}: {row.error}", flush=True)
         return
-    predicted = "" if row.predicted_mib is None else f"{row.predicted_mib:10.1f} {row.predicted_mib / row.run_mib - 1:+7.1%}"
+    predicted = (
+        "" if row.predicted_mib is None else f"{row.predicted_mib:10.1f} {row.predicted_mib / row.run_mib - 1:+7.1%}"
+    )
     print(
         f"{row.rehearsed_mib:10.1f} {row.measured_mib:10.1f} {row.rehearsed_mib - row.measured_mib:+8.1f} "
         f"{row.error_share:+7.2%} {row.rehearsed_mib / row.run_mib - 1:+7.2%} {predicted:18} {row.case}",

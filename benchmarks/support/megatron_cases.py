@@ -29,11 +29,7 @@ _OF_FILES = (
     *("--use-persistent-ckpt-worker",),
 )
 """Flags of a case that name files of the CI, or say what is done with them; the tokenizer is named by its size."""
-_VOCABULARIES = {
-    "GPT2BPETokenizer": 50_257,
-    "Llama2Tokenizer": 32_000,
-    "GPTSentencePieceTokenizer": 256_000,
-}
+_VOCABULARIES = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000, "GPTSentencePieceTokenizer": 256_000}
 """Number of entries of the tokenizers that cases name without their size (huggingface.co: openai-community/gpt2,
 mistralai/Mixtral-8x7B-v0.1, nvidia/Nemotron-4-340B-Base)."""
 _DEFAULT_TOKENIZER = "GPT2BPETokenizer"

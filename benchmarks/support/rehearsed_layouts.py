@@ -26,7 +26,7 @@ from tests.support.rehearsal.megatron_study import ENGINE
 from tuner.export import find_exporter
 from tuner.rehearsal.answer import RankAnswer
 from tuner.rehearsal.program import Program
-from tuner.rehearsal.run import Case, cases_of, rehearse
+from tuner.rehearsal.run import cases_of, one_rank_a_stage, rehearse
 from tuner.space.enumeration import SpaceOptions, broken_rules
 
 CLUSTER, DEVICES = "dgx-h100", 8
@@ -48,9 +48,9 @@ class Layout:
 
     text: str
     model: str = "llama3-8b"
-    fields: tuple[tuple[str, Any], ...] = (("num_layers", 8),)
+    fields: tuple[tuple[str, Any], ...] = (("num_layers", 4),)
     length: int = 4096
-    rounds: int = 2
+    rounds: int = 1
     further: tuple[str, ...] = ()
 
 
@@ -99,15 +99,16 @@ class RehearsedLayout:
 def rehearsed(framework: Framework, layouts: Sequence[Layout]) -> Iterator[RehearsedLayout]:
     """Rehearse layouts of a framework and yield each as soon as its last stage has answered."""
     settings = [setting_of(framework, layout) for layout in layouts]
-    cases = [_cases(framework, layout, *setting) for layout, setting in zip(layouts, settings, strict=True)]
-    searched = [str(framework.packages)] * (framework.packages is not None)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*searched, os.environ.get("PYTHONPATH", "")])}
+    cases = [
+        cases_of(program_for(framework, *setting, *layout.further), setting[1], one_rank_a_stage(setting[1]), None)
+        for layout, setting in zip(layouts, settings, strict=True)
+    ]
     answers = rehearse(
         [case for of_layout in cases for case in of_layout],
         device=settings[0][0].cluster.devices[0],
         limit_s=LIMIT_S,
         unconfined=True,
-        environment=environment,
+        environment=environment_for(framework),
     )
     for layout, (setting, config), own in zip(layouts, settings, cases, strict=True):
         yield RehearsedLayout(
@@ -130,26 +131,34 @@ def setting_of(framework: Framework, layout: Layout) -> tuple[Setting, ParallelC
     return Setting(job=job, cluster=find_cluster(CLUSTER, hosts=hosts), runtime=runtime), config
 
 
-def _cases(framework: Framework, layout: Layout, setting: Setting, config: ParallelConfig) -> tuple[Case, ...]:
+def program_for(framework: Framework, setting: Setting, config: ParallelConfig, *further: str) -> Program:
+    """Return a framework's training program with the flags of model and data, those of the export, and `further`."""
     exported = find_exporter(framework.target)(setting, config)
-    program = Program(
+    return Program(
         interpreter=sys.executable,
         script=framework.script,
         module=None,
-        arguments=(*framework.flags(setting), *exported.arguments, *layout.further),
+        arguments=(*framework.flags(setting), *exported.arguments, *further),
         directory=framework.script.parent,
         environment=dict(exported.environment),
     )
-    per_stage = config.num_devices // config.pp
-    return cases_of(program, config, [stage * per_stage for stage in range(config.pp)], None)
+
+
+def environment_for(framework: Framework) -> dict[str, str]:
+    """Return the variables of this process, with the framework's packages on the path."""
+    searched = [str(framework.packages)] * (framework.packages is not None)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*searched, os.environ.get("PYTHONPATH", "")])}
 
 
 def _megatron_flags(setting: Setting) -> list[str]:
     """Return flags of the model, of no data, and of a fused rotary embedding, which is the default."""
-    flags = [flag for flag in model_flags(setting) if flag != "--no-rope-fusion"]
-    vocabulary = ("--tokenizer-type", "NullTokenizer", "--vocab-size", str(setting.job.model.vocab_size))
-    moe = ["--moe-grouped-gemm"] * setting.job.model.is_moe
-    return [*flags, *vocabulary, *moe, "--normalization", "RMSNorm"]
+    model = setting.job.model
+    left_out = {"--no-rope-fusion"} | ({"--swiglu"} if not model.plain.gated_ffn else set())
+    flags = [flag for flag in model_flags(setting) if flag not in left_out]
+    vocabulary = ("--tokenizer-type", "NullTokenizer", "--vocab-size", str(model.vocab_size))
+    moe = ["--moe-grouped-gemm"] * model.is_moe
+    norm = "RMSNorm" if model.norm == "rms" else "LayerNorm"
+    return [*flags, *vocabulary, *moe, "--normalization", norm]
 
 
 @cache
@@ -159,9 +168,9 @@ def _missing_megatron() -> str:
     return "" if ENGINE.is_dir() else "Transformer Engine's Python code"
 
 
-_MIXTRAL = {"model": "mixtral-8x7b", "fields": (("num_layers", 4),)}
 _MEGATRON = (
-    *(Layout(text=text) for text in ("dp=8,mbs=1", "dp=8,mbs=2", "dp=8,mbs=1,zero_stage=0")),
+    Layout(text="dp=8,mbs=1", rounds=2),
+    *(Layout(text=text) for text in ("dp=8,mbs=2", "dp=8,mbs=1,zero_stage=0")),
     *(Layout(text=f"tp={tp},dp={8 // tp},mbs=1") for tp in (2, 4, 8)),
     Layout(text="tp=4,dp=2,mbs=1,sequence_parallel=false"),
     Layout(text="tp=2,dp=4,mbs=2,zero_stage=0"),
@@ -171,9 +180,9 @@ _MEGATRON = (
     Layout(text="pp=2,tp=2,dp=2,mbs=1"),
     Layout(text="pp=4,tp=2,dp=1,mbs=1"),
     Layout(text="pp=4,tp=2,dp=2,mbs=1,recompute=full"),
-    Layout(text="pp=4,tp=2,dp=2,mbs=1", rounds=4),
+    Layout(text="pp=4,tp=2,dp=2,mbs=1", rounds=3),
     Layout(text="pp=2,tp=2,dp=2,vpp=2,mbs=1"),
-    Layout(text="pp=2,tp=2,dp=2,vpp=4,mbs=1"),
+    Layout(text="pp=2,tp=2,dp=2,vpp=4,mbs=1", fields=(("num_layers", 8),)),
     Layout(text="pp=2,tp=2,dp=2,vpp=2,mbs=1,recompute=full"),
     Layout(text="pp=2,tp=4,dp=1,mbs=1,sequence_parallel=false"),
     Layout(text="pp=2,tp=2,dp=2,mbs=1,zero_stage=0"),
@@ -183,13 +192,18 @@ _MEGATRON = (
     Layout(text="cp=2,tp=2,dp=2,mbs=1,recompute=full", length=16384),
     Layout(text="pp=2,cp=2,tp=2,dp=1,mbs=1", length=16384),
     Layout(text="up=4,dp=2,mbs=1", length=16384),
-    Layout(text="ep=8,dp=8,mbs=1", **_MIXTRAL),
-    Layout(text="ep=4,dp=8,mbs=1", **_MIXTRAL),
-    Layout(text="tp=2,ep=4,dp=4,mbs=1", **_MIXTRAL),
-    Layout(text="tp=2,ep=4,expert_tp=1,dp=4,mbs=1", **_MIXTRAL),
-    Layout(text="pp=2,ep=4,dp=4,mbs=1", **_MIXTRAL),
-    Layout(text="ep=8,dp=8,mbs=1,recompute=full", **_MIXTRAL),
-    Layout(text="pp=2,ep=2,tp=2,dp=2,vpp=2,mbs=1", **_MIXTRAL),
+    *(
+        Layout(text=text, model="mixtral-8x7b")
+        for text in (
+            "ep=8,dp=8,mbs=1",
+            "ep=4,dp=8,mbs=1",
+            "tp=2,ep=4,dp=4,mbs=1",
+            "tp=2,ep=4,expert_tp=1,dp=4,mbs=1",
+            "pp=2,ep=4,dp=4,mbs=1",
+            "ep=8,dp=8,mbs=1,recompute=full",
+            "pp=2,ep=2,tp=2,dp=2,vpp=2,mbs=1",
+        )
+    ),
     Layout(text="tp=16,dp=1,mbs=1"),
     Layout(text="cp=8,dp=1,mbs=1", length=4100),
 )

@@ -7,6 +7,7 @@ Letters: s stages, B blocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -24,6 +25,7 @@ from costmodels.step.pipeline.schedules import StageLayers, assign_layers
 from costmodels.step.pipeline.stage_pricing import StagePricing
 from costmodels.step.pipeline.transfers import hop_collectives, transfer_collectives
 from costmodels.step.placement import LocalParameters, extents, local_parameters, pipelines, place
+from costmodels.step.weights.buckets import WHOLE_RULE_SETS
 from costmodels.step.weights.traffic import weight_collectives, weight_executions
 from hardware.arrays import FloatArray
 
@@ -129,6 +131,7 @@ def _stage_collectives(
     of_weights = weight_collectives(job, runtime, grid, groups, local)
     hops = transfer_collectives(job, runtime, grid, groups)
     used = _layer_executions(setting, grid, layers)
+    by_chunk = runtime.rule_set in WHOLE_RULE_SETS and int(grid.zero_stage[0]) < 3
     found = []
     for stage in range(pp):
         own = [(of_layers[site], phase, count[stage] * num_micro_batches, 0) for (site, phase), count in used.items()]
@@ -142,7 +145,7 @@ def _stage_collectives(
                 own.append(
                     (hops[name], phase, _hops(stage, pp, vpp, phase, is_receiver) * num_micro_batches * each[0], 0)
                 )
-        found.append(tuple(_collectives_of(grid, stage, own)))
+        found.append(tuple(_collectives_of(grid, stage, own, vpp if by_chunk else 1)))
     return tuple(found)
 
 
@@ -165,7 +168,7 @@ def _hops(stage: int, pp: int, vpp: int, phase: Phase, is_receiver: bool) -> int
 
 
 def _collectives_of(
-    grid: ConfigGrid, stage: int, executed: list[tuple[Collective, Phase, float, int]]
+    grid: ConfigGrid, stage: int, executed: list[tuple[Collective, Phase, float, int]], chunks: int
 ) -> Iterator[StageCollective]:
     """Yield what is executed, with the ranks of the stage's first rank.
 
@@ -173,6 +176,7 @@ def _collectives_of(
         grid: One configuration.
         stage: Number of the stage.
         executed: Collectives, their phases, number of executions, and rows of their shapes.
+        chunks: Chunks whose weights are messages of their own, all but the first of them in one bucket.
     """
     per_stage = int(grid.tp[0] * grid.up[0] * grid.cp[0] * grid.dp[0])
     first, world, of_grid = stage * per_stage, per_stage * int(grid.pp[0]), extents(grid)
@@ -181,10 +185,13 @@ def _collectives_of(
         shape = collective.shape.reshape(-1, 3)
         row = min(wanted, len(shape) - 1)
         size_bytes, size = int(shape[row, 0]), int(shape[row, 1])
-        number = round(count * float(messages.reshape(-1)[row]))
+        prefix, each = collective.name.split(".")[0], float(messages.reshape(-1)[row])
+        if chunks > 1 and prefix in _GROUPS:
+            whole, each = size_bytes * each, max(math.ceil(each / chunks), 1) + chunks - 1
+            size_bytes = round(whole / each)
+        number = round(count * each)
         if not number or size < 2 or not size_bytes:
             continue
-        prefix = collective.name.split(".")[0]
         ranks: tuple[int, ...]
         if prefix == "tied":
             ranks = (first % per_stage, first % per_stage + world - per_stage)

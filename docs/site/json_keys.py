@@ -115,6 +115,12 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "`where`, `peaks_bytes` of tensors of each stage; of its fullest `stage` the rehearsed `peak_bytes`, "
             "`predicted_bytes`, `needed_bytes` with what the device adds, and `capacity_bytes`; `cpu_s` of a step"
         },
+        "with `--time`, also": {
+            "step_s": "time of a step by replay of what the ranks ran, with the runtime's overheads [s]; null if a "
+            "stage has no accepted rank",
+            "ranks_s": "time until each of `ranks` has done its last work, without overheads [s]",
+            "predicted_step_s": "time of a step by the closed form, as `predict` tells it [s]",
+        },
         "with `--export`, also": {"exported": "`target` and `arguments` of the export that was rehearsed"},
     },
     "init": {

@@ -68,6 +68,9 @@ def rehearse(
     whole: Annotated[
         bool, Option("--all-micro-batches", help="Make all micro-batches of a step, not just twice pp of them.")
     ] = False,
+    timed: Annotated[
+        bool, Option("--time", help="Replay what the ranks ran in the event simulator: how long does a step take?")
+    ] = False,
     export: Annotated[
         str | None,
         Option(
@@ -131,6 +134,7 @@ def rehearse(
         chosen_ranks,
         key=key,
         whole=whole,
+        timed=timed,
         limit_s=limit_s or LIMIT_S,
         unconfined=unconfined,
         is_quiet=as_json,
@@ -138,9 +142,13 @@ def rehearse(
     predicted = _predicted_bytes(prepared, config)
     if as_json:
         told = {} if exported is None else {"exported": {"target": export, "arguments": list(exported.arguments)}}
-        print_json(_payload(prepared, config, answers, predicted) | told)
+        print_json(
+            _payload(prepared, config, answers, predicted) | told | (_times(prepared, config, answers) if timed else {})
+        )
     else:
         _print_summary(answers, predicted)
+        if timed:
+            _print_times(_times(prepared, config, answers))
     if any(answer.verdict != "accepted" for answer in answers):
         raise typer.Exit(FOUND_NOTHING)
 
@@ -221,6 +229,7 @@ def _rehearsed(
     *,
     key: str,
     whole: bool,
+    timed: bool,
     limit_s: float,
     unconfined: bool,
     is_quiet: bool,
@@ -240,10 +249,11 @@ def _rehearsed(
     answers = []
     try:
         for answer in rehearse(
-            cases_of(program, config, ranks, None if whole else enough_micro_batches(config)),
+            cases_of(program, config, ranks, None if whole else enough_micro_batches(config), has_order=timed),
             device=device,
             limit_s=limit_s,
             unconfined=unconfined,
+            has_order=timed,
             environment=os.environ,
         ):
             answers.append(answer)
@@ -282,6 +292,38 @@ def _predicted_bytes(prepared: Prepared, config: ParallelConfig) -> list[int] | 
     except ConfigError:  # a step of the user's own is predicted as a whole
         return None
     return [round(size) for size in stage_memory(setting, config).peak_as("allocated")]
+
+
+def _times(prepared: Prepared, config: ParallelConfig, answers: list[RankAnswer]) -> dict[str, Any]:
+    """Return the time of a step as it is replayed, of each rank alone, and by the closed form [s]; null if unknown."""
+    from costmodels.job.parallel_config import ConfigGrid
+    from costmodels.step.memory.peak import busiest_micro_batches
+    from costmodels.step.step_time import estimate_step
+    from tuner.rehearsal.replay import replayed_step
+
+    try:
+        setting = prepared.problem.subject.setting
+    except ConfigError:  # a step of the user's own has no model whose runtime could price it
+        return {"step_s": None, "ranks_s": None, "predicted_step_s": None}
+    grid = ConfigGrid.from_configs([config])
+    closed_s = float(estimate_step(setting, grid).step_time_s[0])
+    accepted = [answer for answer in answers if answer.verdict == "accepted"]
+    found = replayed_step(setting, config, accepted, int(busiest_micro_batches(setting.job, grid)[0]))
+    return {
+        "step_s": None if found is None else found.step_s,
+        "ranks_s": None if found is None else [found.ranks_s.get(answer.rank) for answer in answers],
+        "predicted_step_s": closed_s,
+    }
+
+
+def _print_times(times: dict[str, Any]) -> None:
+    if times["predicted_step_s"] is None:
+        return
+    closed = f"closed form {times['predicted_step_s']:.3g} s"
+    if times["step_s"] is None:
+        typer.echo(f"Step time: {closed}; a replay needs a rank of every stage that is accepted.")
+        return
+    typer.echo(f"Step time: replayed {times['step_s']:.3g} s, {closed}.")
 
 
 def _print_answer(answer: RankAnswer) -> None:

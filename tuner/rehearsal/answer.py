@@ -32,6 +32,19 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StepOrder:
+    """What a rank ran in a step, in its order.
+
+    Attributes:
+        micro_batches: Number of micro-batches of the step; None if the program does not say.
+        steps: Number of a kind of operator or collective, or -1 minus the number of the collective that is waited for.
+    """
+
+    micro_batches: int | None
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankAnswer:
     """Answer of one rank.
 
@@ -53,6 +66,8 @@ class RankAnswer:
         compiled_for: What XLA compiled a JAX program for: `gpu`, as the study's device, or `cpu`; None with PyTorch.
         cpu_s: CPU time of the last step [s]; of a JAX program, of all.
         resident_bytes: Memory of the process that rehearsed [bytes].
+        kinds: Kinds of operators (name, shapes, bytes moved) and collectives (name, bytes, ranks, peer) of `orders`.
+        orders: Order of the last two steps; empty if it was not asked for.
     """
 
     rank: int
@@ -72,6 +87,8 @@ class RankAnswer:
     invented: Mapping[str, int]
     cpu_s: float | None = None
     resident_bytes: int = 0
+    kinds: tuple[tuple[Any, ...], ...] = ()
+    orders: tuple[StepOrder, ...] = ()
 
     @staticmethod
     def from_json(found: Mapping[str, Any], stage: int) -> RankAnswer:
@@ -98,6 +115,11 @@ class RankAnswer:
             invented=found.get("invented", {}),
             cpu_s=cpu_s[-1],
             resident_bytes=found.get("resident_bytes", 0),
+            kinds=tuple(map(tuple, found.get("kinds", ()))),
+            orders=tuple(
+                StepOrder(micro_batches=one["micro_batches"], steps=tuple(one["steps"]))
+                for one in found.get("orders", ())
+            ),
         )
 
     def as_json(self) -> dict[str, Any]:

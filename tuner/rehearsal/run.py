@@ -72,6 +72,7 @@ class Case:
         rank: Number of the rank.
         stage: Number of its pipeline stage.
         most_micro_batches: Largest number of micro-batches that a step makes; None for all.
+        most_before_last: The same for all steps but the last; None for no difference.
     """
 
     program: Program
@@ -79,6 +80,7 @@ class Case:
     rank: int
     stage: int
     most_micro_batches: int | None = None
+    most_before_last: int | None = None
 
 
 def one_rank_a_stage(config: ParallelConfig) -> tuple[int, ...]:
@@ -97,12 +99,27 @@ def enough_micro_batches(config: ParallelConfig) -> int:
 
 
 def cases_of(
-    program: Program, config: ParallelConfig, ranks: Sequence[int], most_micro_batches: int | None
+    program: Program,
+    config: ParallelConfig,
+    ranks: Sequence[int],
+    most_micro_batches: int | None,
+    *,
+    has_order: bool = False,
 ) -> tuple[Case, ...]:
-    """Return the runs of a program, with the flags of a configuration, as several ranks."""
+    """Return the runs of a program, with the flags of a configuration, as several ranks.
+
+    With an order, steps before the last make half as many micro-batches, of which follows the time of one more.
+    """
     world, per_stage = config.num_devices, config.num_devices // config.pp
     return tuple(
-        Case(program=program, world=world, rank=rank, stage=rank // per_stage, most_micro_batches=most_micro_batches)
+        Case(
+            program=program,
+            world=world,
+            rank=rank,
+            stage=rank // per_stage,
+            most_micro_batches=most_micro_batches,
+            most_before_last=config.pp if has_order and most_micro_batches is not None else None,
+        )
         for rank in ranks
     )
 
@@ -120,6 +137,7 @@ def rehearse(
     jobs: int = 1,
     limit_s: float = LIMIT_S,
     unconfined: bool = False,
+    has_order: bool = False,
     environment: Mapping[str, str],
 ) -> Iterator[RankAnswer]:
     """Run a program as several ranks, and yield the answers in their order, each as it comes.
@@ -130,6 +148,7 @@ def rehearse(
         jobs: Number of ranks that run at once, each on a core of its own and in some 400 MB.
         limit_s: Time limit of all [s].
         unconfined: Whether the program runs without a boundary if none is possible.
+        has_order: Whether the order of operators and collectives is recorded, in one more step.
         environment: Variables beside those of the program.
 
     Raises:
@@ -142,7 +161,7 @@ def rehearse(
         with short_folder() as folder:
             for name in ("bin", "base", "records", "out", "tmp"):
                 (folder / name).mkdir()
-            _write_request(folder, cases, device, environment, jobs)
+            _write_request(folder, cases, device, environment, jobs=jobs, has_order=has_order)
             running = _start(folder, boundary, program, limit_s, environment)
             told, began_s = 0, time.monotonic()
             for answer in _answers(running, cases, limit_s):
@@ -159,7 +178,7 @@ def rehearse(
 
 
 def _write_request(
-    folder: Path, cases: Sequence[Case], device: Device, environment: Mapping[str, str], jobs: int
+    folder: Path, cases: Sequence[Case], device: Device, environment: Mapping[str, str], *, jobs: int, has_order: bool
 ) -> None:
     """Write what the room reads, and the room itself, alone on its path."""
     package = folder / "path" / "tuner" / "rehearsal"
@@ -186,7 +205,8 @@ def _write_request(
     request = {
         "script": None if program.script is None else str(program.script),
         "module": program.module,
-        "steps": STEPS,
+        "steps": STEPS + has_order,
+        "has_order": has_order,
         "target": target_of(device, capability_of(device)),
         "jobs": jobs,
         "device": facts,
@@ -195,6 +215,7 @@ def _write_request(
                 "rank": case.rank,
                 "world": case.world,
                 "most_micro_batches": case.most_micro_batches,
+                "most_before_last": case.most_before_last,
                 "arguments": case.program.arguments,
                 "environment": usual | dict(case.program.environment),
             }

@@ -12,7 +12,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 def arguments():
     """Return the flags of the command."""
     parser = argparse.ArgumentParser()
-    for name, value in (("dp", 1), ("tp", 1), ("layers", 2), ("hidden", 512), ("ffn", 2048), ("batch", 64), ("steps", 5)):
+    for name, value in (
+        ("dp", 1),
+        ("tp", 1),
+        ("layers", 2),
+        ("hidden", 512),
+        ("ffn", 2048),
+        ("batch", 64),
+        ("steps", 5),
+    ):
         parser.add_argument(f"--{name}", type=int, default=value)
     return parser.parse_args()
 

@@ -1,7 +1,9 @@
 """Training program on megatron-core's wheel, as short as one can be: a GPT model from Megatron-LM's flags."""
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.enums import ModelType
+from megatron.core.utils import get_batch_on_this_cp_rank
 from megatron.training import pretrain
 from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from megatron.training.arguments import parse_and_validate_args
@@ -9,7 +11,8 @@ from megatron.training.arguments import parse_and_validate_args
 
 def forward_step(batches, model):
     """Return the losses of one micro-batch, and how their sum is taken."""
-    batch = next(batches)
+    group = parallel_state.get_context_parallel_group()
+    batch = get_batch_on_this_cp_rank(next(batches), is_hybrid_cp=False, cp_group=group)
     tokens, positions, labels = (batch[name].cuda() for name in ("tokens", "position_ids", "labels"))
     losses = model(tokens, positions, None, labels=labels)
 
@@ -21,7 +24,7 @@ def forward_step(batches, model):
     return losses, total
 
 
-def no_data(_, vp_stage=None):
+def no_data(_, vp_stage=None):  # noqa: ARG001 - Megatron-LM looks for the name
     """Return no data sets, for any chunk of the model."""
     return None, None, None
 

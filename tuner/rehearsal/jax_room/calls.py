@@ -182,7 +182,9 @@ class _Calls:
             sharding, committed = device, True
         elif isinstance(device, core.MemorySpace):
             kind = {"Host": "pinned_host", "Device": "device"}.get(device.name, "device")
-            place = x.sharding if isinstance(x, jax.Array) else jax.sharding.SingleDeviceSharding(self._target.devices[0])
+            place = (
+                x.sharding if isinstance(x, jax.Array) else jax.sharding.SingleDeviceSharding(self._target.devices[0])
+            )
             sharding, committed = place.with_memory_kind(kind), True
         else:
             sharding, committed = jax.sharding.SingleDeviceSharding(device), True
@@ -230,5 +232,3 @@ def _aval_bytes(aval: Any) -> int:
         return 0
     size = getattr(aval.dtype, "itemsize", 8)
     return math.prod(aval.shape) * size
-
-

@@ -3,8 +3,9 @@
     python -m tuner.rehearsal.torch_room.serve REQUEST
 
 The request is a JSON file: script (file) or module (name), device (facts), steps, jobs (cases that run at once), and
-cases with rank, world, most_micro_batches, arguments and environment. For each case, in their order, one line of JSON
-goes to standard output as soon as it and all before it have ended, with the last that the script printed.
+cases with rank, world, most_micro_batches, most_before_last, arguments and environment; with `has_order` the order of
+operators is recorded too. For each case, in their order, one line of JSON goes to standard output as soon as it and all
+before it have ended, with the last that the script printed.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from tuner.rehearsal.torch_room.invented import shown_file
 from tuner.rehearsal.torch_room.loader import stand_in_for_loader
 from tuner.rehearsal.torch_room.on_import import change_on_import, import_for_all_ranks, source_of
 from tuner.rehearsal.torch_room.optimizers import Rounds
+from tuner.rehearsal.torch_room.order import Order
 from tuner.rehearsal.torch_room.placement import OnCpu
 from tuner.rehearsal.torch_room.progress import EnoughError, Progress
 from tuner.rehearsal.torch_room.reducer import stand_in_for_reducer
@@ -72,7 +74,8 @@ def main() -> int:
     """Answer the cases of a request."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     script = request["script"]
-    progress = Progress(watch=Watch(), steps=request["steps"])
+    order = Order() if request["has_order"] else None
+    progress = Progress(watch=Watch(order=order), steps=request["steps"])
     sys.path[0] = str(Path.cwd()) if script is None else str(Path(script).resolve().parent)
     answers = os.dup(1)
     for descriptor in (1, 2):
@@ -151,6 +154,8 @@ def _exchange(device: dict[str, Any], progress: Progress) -> bool:
     of_torch = attention.changes() | distributed_tensors.changes() | pipelining.changes()
     change_on_import(of_torch | registry.changes(progress))
     Rounds(progress).follow()
+    if progress.watch.order is not None:
+        progress.watch.order.follow_works()
     return stand_in_for_kernels(progress.watch)
 
 
@@ -182,6 +187,7 @@ def _run(case: dict[str, Any], progress: Progress, request: dict[str, Any], *, h
     os.environ |= {"LOCAL_WORLD_SIZE": str(per_host), "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     sys.argv = [request["script"] or "-m", *case["arguments"]]
     progress.most_micro_batches = case["most_micro_batches"]
+    progress.most_before_last = case["most_before_last"]
     stand_in_for_groups(rank, world)
     verdict, error, where = "accepted", None, []
     torch.set_grad_enabled(True)

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from tuner.rehearsal.torch_room import known_values
 from tuner.rehearsal.torch_room.invented import ASKED, place_in_program
+from tuner.rehearsal.torch_room.order import Order, moved_bytes
 from tuner.rehearsal.torch_room.repeats import VIEWS, Known, can_repeat, key_of, learned, view_of
 from tuner.rehearsal.torch_room.storages import Storages
 
@@ -58,18 +59,22 @@ class Watch:
         operators: Number of calls of each operator with its shapes, since the last step began.
         collectives: Number of calls of each kind of collective, since the last step began.
         invented: Number of times that a place in the program asked for a number that tensors without data do not have.
+        order: Order of the step; None where nobody asks for its time.
     """
 
     storages: Storages = field(default_factory=Storages)
     operators: Counter[tuple[str, tuple[tuple[int, ...], ...]]] = field(default_factory=Counter)
     collectives: Counter[Collective] = field(default_factory=Counter)
     invented: Counter[str] = field(default_factory=Counter)
+    order: Order | None = None
 
     def begin_step(self) -> None:
         """Forget the operators and collectives before a step, and look for its peak."""
         self.operators.clear()
         self.collectives.clear()
         self.storages.begin_step()
+        if self.order is not None:
+            self.order.begin_step()
 
     def counted_collectives(self) -> list[tuple[str, int, tuple[int, ...], int, int]]:
         """Return name, bytes, ranks, peer and number of calls of each kind of collective, the most frequent first."""
@@ -78,9 +83,11 @@ class Watch:
             found[one.name, one.size, one.ranks, one.peer] += count
         return [(*one, count) for one, count in found.most_common()]
 
-    def note(self, kernel: str, *shapes: tuple[int, ...]) -> None:
-        """Record a kernel that no operator of PyTorch stands for."""
+    def note(self, kernel: str, *shapes: tuple[int, ...], moved: int = 0) -> None:
+        """Record a kernel that no operator of PyTorch stands for, with the bytes that it moves if they are known."""
         self.operators[kernel, shapes] += 1
+        if self.order is not None:
+            self.order.operator(kernel, shapes, moved)
 
 
 _PAUSES: list[bool] = []
@@ -160,7 +167,7 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
             return self._run(func, args, kwargs)
         can_repeat_it = self._repeats.get(func)
         if can_repeat_it is None:
-            can_repeat_it = self._repeats[func] = can_repeat(func)
+            can_repeat_it = self._repeats[func] = self.watch.order is None and can_repeat(func)
         if not can_repeat_it:
             return self._run(func, args, kwargs)
         tensors: list[Any] = []
@@ -225,8 +232,12 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         result = known_values.run(func, args, kwargs)
         self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
         noted = self._noted(func, args)
+        order = self.watch.order
         if noted is not None:
-            self.watch.operators[noted] += 1
+            moved = 0 if order is None else moved_bytes(noted[0], (args, kwargs), result)
+            self.watch.note(noted[0], *noted[1], moved=moved)
+        elif order is not None and func.namespace == "_c10d_functional":
+            order.functional(func._schema.name, args, result)
         return result
 
     def _answer_collective(self, func: Any, args: Any) -> Any:
@@ -246,6 +257,8 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
             peer = ranks[args[2]] if name in _PAIRS[:2] and len(args) > 2 else -1
             kind = self._collectives[key] = Collective(name, size, ranks, peer)
         self.watch.collectives[kind] += 1
+        if self.watch.order is not None:
+            self.watch.order.collective(name, size, kind.ranks, kind.peer)
         if func.namespace != "c10d" or not func._schema.returns:
             return None
         given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]

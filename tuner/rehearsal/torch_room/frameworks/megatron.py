@@ -23,7 +23,7 @@ _BALANCED = "tokens of each expert: as many as of any other"
 def changes(progress: Progress) -> dict[str, Callable[[Any], None]]:
     """Return what is exchanged in Megatron-LM's modules, by their names."""
     return {
-        "megatron.core.jit": _leave_uncompiled,
+        "megatron.core.jit": lambda module: _leave_uncompiled(module, progress),
         "megatron.core.fusions.fused_cross_entropy": _copy_softmax,
         "megatron.core.tensor_parallel.random": _forget_states,
         "megatron.training.argument_utils": _keep_docstrings,
@@ -34,8 +34,9 @@ def changes(progress: Progress) -> dict[str, Callable[[Any], None]]:
     }
 
 
-def _leave_uncompiled(jit: Any) -> None:
-    jit.jit_fuser = lambda function: function
+def _leave_uncompiled(jit: Any, progress: Progress) -> None:
+    order = progress.watch.order
+    jit.jit_fuser = (lambda function: function) if order is None else order.fuse
 
 
 def _copy_softmax(fused: Any) -> None:

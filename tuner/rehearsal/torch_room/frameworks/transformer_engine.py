@@ -76,17 +76,17 @@ class Kernels:
         bias, _, gelu, gelu_in, grad = rest[:5]
         rows = b.shape[-1] if transb else b.shape[:-1].numel()
         columns = a.shape[:-1].numel() if transa else a.shape[-1]
-        self._note("te.gemm", tuple(a.shape), tuple(b.shape))
+        self._note("te.gemm", tuple(a.shape), tuple(b.shape), (rows, columns))
         if out is None:
             lead = (rows,) if transb else tuple(b.shape[:-1])
             out = _new((*lead, columns), _dtype(out_dtype, b.dtype))
         bias_gradient = _new((b.shape[-1],), b.dtype) if grad and bias is not None else None
         return out, bias_gradient, _like(out) if gelu and not grad else gelu_in, None
 
-    def te_general_grouped_gemm(self, a: Any, _transa: Any, b: Any, _transb: Any, *rest: Any) -> Any:
+    def te_general_grouped_gemm(self, a: Any, transa: Any, b: Any, transb: Any, *rest: Any) -> Any:
         """Return the gradients of biases, which the caller made, of one product for each expert."""
         for one, other in zip(a, b, strict=True):
-            self._note("te.grouped_gemm", tuple(one.shape), tuple(other.shape))
+            self._note("te.grouped_gemm", tuple(one.shape), tuple(other.shape), (int(transa), int(transb)))
         return rest[3]
 
     def rmsnorm_fwd(self, x: Any, _weight: Any, _eps: Any, out: Any, _quantizer: Any, dtype: Any, *_: Any) -> Any:
@@ -116,19 +116,29 @@ class Kernels:
         """Return that cuDNN has a fused attention."""
         return _BACKENDS["NVTE_F16_arbitrary_seqlen"], ""
 
-    def fused_attn_fwd(self, max_q: int, _max_kv: int, training: bool, *rest: Any) -> list[Any]:
+    def fused_attn_fwd(self, max_q: int, max_kv: int, training: bool, *rest: Any) -> list[Any]:
         """Return the output, statistics of the softmax, and a random state."""
-        q, k, v = rest[13:16]
-        self._note("te.attention_fwd", tuple(q.shape), tuple(k.shape))
+        q, _, v = rest[13:16]
+        self._note(
+            "te.attention_fwd",
+            tuple(q.shape),
+            tuple(v.shape),
+            (rest[11].shape[0] - 1, max_q, max_kv, _is_causal(rest[7])),
+        )
         out = _new((*q.shape[:-1], v.shape[-1]), q.dtype)
         batch = rest[11].shape[0] - 1
         statistics = _new((batch, q.shape[-2], max_q, 1), torch.float32)
         return [out, statistics, _new((2,), torch.int64)] if training else [out]
 
-    def fused_attn_bwd(self, _max_q: int, _max_kv: int, *rest: Any) -> list[Any]:
+    def fused_attn_bwd(self, max_q: int, max_kv: int, *rest: Any) -> list[Any]:
         """Return the gradients of queries, keys and values."""
         q, k, v = rest[17:20]
-        self._note("te.attention_bwd", tuple(q.shape), tuple(k.shape))
+        self._note(
+            "te.attention_bwd",
+            tuple(q.shape),
+            tuple(v.shape),
+            (rest[15].shape[0] - 1, max_q, max_kv, _is_causal(rest[10])),
+        )
         return [_like(q), _like(k), _like(v), None, None]
 
     def fused_rope_forward(self, x: Any, *_: Any) -> Any:
@@ -192,7 +202,7 @@ class Kernels:
 
     def wgrad_gemm_accum(self, x: Any, grad: Any, _main_grad: Any) -> None:
         """Add a weight's gradient to the buffer of gradients (apex, fused_weight_gradient_mlp_cuda)."""
-        self._note("te.gemm", tuple(x.shape), tuple(grad.shape))
+        self._note("te.gemm", tuple(x.shape), tuple(grad.shape), (grad.shape[-1], x.shape[-1]))
 
 
 class Extension(ModuleType):
@@ -259,6 +269,12 @@ def _called(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
             raise NoStandInError(f"the rehearsal knows kernel {name} with other arguments ({error})") from error
 
     return call
+
+
+def _is_causal(mask: int) -> int:
+    """Return 1 for a mask that hides later keys, else 0."""
+    kinds: Any = sys.modules["transformer_engine_torch"].NVTE_Mask_Type
+    return int(any(mask == value for name, value in vars(kinds).items() if "CAUSAL" in name))
 
 
 def _dtype(given: Any, default: torch.dtype) -> torch.dtype:
