@@ -514,7 +514,7 @@ def pipeline_ends(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid)
     logit_bytes = runtime.logit_bytes
     if runtime.loss_chunks > 1:
         added = runtime.gradient_bytes / width * table_gradient if runtime.fsdp2_mixed else table_gradient
-        inputs = inputs + (4 + width) * residual * job.model.hidden_size + added
+        inputs = inputs + (4 + width) * tokens * job.model.hidden_size + added
         table_left = added if runtime.fsdp2_mixed else np.zeros_like(table_gradient)
         logit_bytes = logit_bytes + width
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tuner.rehearsal.torch_room.watch import NoStandInError
@@ -48,7 +49,10 @@ def _exchange_shapes(stages: Any) -> None:
 
     def receive(stage: Any, other: int) -> Any:
         if other > stage.stage_index:  # gradients of what it sent
-            return stages._StageBackwardMeta(stages._derive_grad_metas(stage._stage_meta.outputs))
+            sent = stage._stage_meta.outputs
+            return stages._StageBackwardMeta(
+                tuple(replace(one, requires_grad=False) if one.requires_grad else None for one in sent)
+            )
         if not _SENT:
             raise NoStandInError("the shapes that an earlier stage sends: rehearse rank 0 as well")
         return pickle.loads(_SENT[-1])  # noqa: S301 - made by this module
