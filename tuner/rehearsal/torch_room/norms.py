@@ -24,4 +24,3 @@ def stand_in_for_norms() -> None:
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call] # torch's class has no types
     library.impl("_fused_rms_norm", _fused_rms_norm, "CPU")
     _LIBRARIES.append(library)
-

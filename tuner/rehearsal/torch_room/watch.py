@@ -130,10 +130,18 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         if _PAUSES:
             return func(*args, **kwargs)
         if isinstance(func, HigherOrderOperator):
-            result = func(*args, **kwargs)
-            self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
-            self.watch.note(func.name(), *(tuple(one.shape) for one in args if isinstance(one, torch.Tensor)))
-            return result
+            return self._run_kernel(func, args, kwargs)
+        return self._run(func, args, kwargs)
+
+    def _run_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that takes functions, such as FlexAttention's, and record it."""
+        result = func(*args, **kwargs)
+        self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
+        self.watch.note(func.name(), *(tuple(one.shape) for one in args if isinstance(one, torch.Tensor)))
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator on plain tensors, and record it."""
         if func.namespace in ("c10d", "_c10d_functional"):
             answer = self._answer_collective(func, args)
             if answer is not None:
