@@ -408,15 +408,17 @@ class UnitBuffers:
         A unit is gathered in the width of the products, and the next one with it. Its gradient is copied into fp32,
         and reduced; that copy lasts until the next unit is reduced. A pipeline keeps its gradients to the last
         micro-batch, so that they are no buffers (torch/distributed/fsdp/_fully_shard, _fsdp_param_group.py and
-        _fsdp_collectives.py, foreach_reduce).
+        _fsdp_collectives.py, foreach_reduce). A loss in parts reduces the head for each of them all the same, while the
+        copy of the one before is still there (torchtitan components/loss.py, ChunkedLossWrapper).
         """
         if not runtime.fsdp2_mixed:
             return None
         width, again = job.element_bytes, held.zero_stage == 3
         reduced = 0 if held.is_piped else runtime.gradient_bytes
+        is_pending = held.is_piped and runtime.loss_chunks > 1
         return cls(
             in_layer=(width * (1 + 2 * again) + reduced) * held.layer,
-            at_head=width * again * held.head,
+            at_head=(width * again + runtime.gradient_bytes * is_pending) * held.head,
             at_end=(width * again + reduced) * held.embedding + reduced * held.layer * (held.embedding > 0),
         )
 
@@ -514,7 +516,7 @@ def pipeline_ends(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid)
     logit_bytes = runtime.logit_bytes
     if runtime.loss_chunks > 1:
         added = runtime.gradient_bytes / width * table_gradient if runtime.fsdp2_mixed else table_gradient
-        inputs = inputs + (4 + width) * residual * job.model.hidden_size + added
+        inputs = inputs + (4 + width) * tokens * job.model.hidden_size + added
         table_left = added if runtime.fsdp2_mixed else np.zeros_like(table_gradient)
         logit_bytes = logit_bytes + width
     else:

@@ -6,6 +6,7 @@ its masks are taken as compiled, as programs for devices have them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -64,9 +65,9 @@ def _kernel(query: Any, key: Any, value: Any, mask: Any, *, enable_gqa: bool) ->
     if any(one.dim() != 4 for one in (query, key, value)) or not _has_no_data(query):
         return None
     is_even = query.shape[-1] == value.shape[-1] <= _LARGEST_HEAD
-    if (enabled.flash_sdp_enabled() or enabled.cudnn_sdp_enabled()) and mask is None:  # both keep the same tensors
-        if query.dtype in _HALF and is_even and torch.cuda.get_device_capability() >= (8, 0):
-            return "flash"
+    suits_flash = is_even and mask is None and query.dtype in _HALF and torch.cuda.get_device_capability() >= (8, 0)
+    if suits_flash and (enabled.flash_sdp_enabled() or enabled.cudnn_sdp_enabled()):  # both keep the same tensors
+        return "flash"
     if enabled.mem_efficient_sdp_enabled() and not (enable_gqa and query.shape[1] != key.shape[1]):
         return "efficient"
     return None
@@ -130,29 +131,24 @@ class _FlexAttention(torch.autograd.Function):
 
 def _block_mask(module: Any) -> Callable[..., Any]:
     """Return a function that makes a mask of blocks as the compiled one does: without the mask of all pairs."""
+    signature = inspect.signature(module.create_block_mask)
 
-    def create_block_mask(
-        mask_mod: Any,
-        B: int | None,
-        H: int | None,
-        Q_LEN: int,
-        KV_LEN: int,
-        device: Any = None,  # noqa: ARG001 - the signature of PyTorch's
-        BLOCK_SIZE: int | tuple[int, int] = 128,
-        _compile: bool = False,
-        separate_full_blocks: bool = True,
-        **_: Any,
-    ) -> Any:
-        rows, columns = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else BLOCK_SIZE
-        shape = (B or 1, H or 1, -(-Q_LEN // rows), -(-KV_LEN // columns))
+    def create_block_mask(*given: Any, **named: Any) -> Any:
+        bound = signature.bind(*given, **named)
+        bound.apply_defaults()
+        asked = bound.arguments
+        size = asked["BLOCK_SIZE"]
+        rows, columns = (size, size) if isinstance(size, int) else size
+        blocks = (-(-asked["Q_LEN"] // rows), -(-asked["KV_LEN"] // columns))
+        shape = (asked["B"] or 1, asked["H"] or 1, *blocks)
 
         def made() -> tuple[torch.Tensor, torch.Tensor]:
             return torch.empty(shape[:-1], dtype=torch.int32), torch.empty(shape, dtype=torch.int32)
 
-        numbers, indices = made()
-        full = made() if separate_full_blocks else (None, None)
+        partly, full = made(), made() if asked["separate_full_blocks"] else (None, None)
+        lengths = (asked["Q_LEN"], asked["KV_LEN"])
         return module.BlockMask.from_kv_blocks(
-            numbers, indices, *full, BLOCK_SIZE=(rows, columns), mask_mod=mask_mod, seq_lengths=(Q_LEN, KV_LEN)
+            *partly, *full, BLOCK_SIZE=(rows, columns), mask_mod=asked["mask_mod"], seq_lengths=lengths
         )
 
     return create_block_mask

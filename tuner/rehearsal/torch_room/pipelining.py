@@ -10,7 +10,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.rehearsal.torch_room.watch import NoStandInError
@@ -91,7 +91,10 @@ def _exchange_shapes(stages: Any) -> None:
 
     def receive(stage: Any, other: int) -> Any:
         if other > stage.stage_index:  # gradients of what it sent
-            return stages._StageBackwardMeta(stages._derive_grad_metas(stage._stage_meta.outputs))
+            sent = stage._stage_meta.outputs
+            return stages._StageBackwardMeta(
+                tuple(replace(one, requires_grad=False) if one.requires_grad else None for one in sent)
+            )
         return _heard()
 
     kind._send_meta, kind._recv_meta = send, receive

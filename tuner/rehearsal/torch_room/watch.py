@@ -157,10 +157,7 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         if _PAUSES:
             return func(*args, **kwargs)
         if isinstance(func, HigherOrderOperator):
-            result = func(*args, **kwargs)
-            self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
-            self.watch.note(func.name(), *(tuple(one.shape) for one in args if isinstance(one, torch.Tensor)))
-            return result
+            return self._run_kernel(func, args, kwargs)
         if func in VIEWS:
             if self._attributes and (view := self._view(func, args, kwargs)) is not None:
                 return view
@@ -216,6 +213,13 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         if func.is_view or func.namespace in ("prim", "c10d", "_c10d_functional"):
             return None
         return str(func), tuple(tuple(one.shape) for one in args if isinstance(one, torch.Tensor))
+
+    def _run_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator that takes functions, such as FlexAttention's, and record it."""
+        result = func(*args, **kwargs)
+        self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
+        self.watch.note(func.name(), *(tuple(one.shape) for one in args if isinstance(one, torch.Tensor)))
+        return result
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator on tensors without data, and record it."""

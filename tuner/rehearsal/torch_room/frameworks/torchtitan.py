@@ -14,6 +14,7 @@ import torch
 from tuner.rehearsal.torch_room.host_tensors import in_host_memory
 from tuner.rehearsal.torch_room.progress import Progress
 from tuner.rehearsal.torch_room.storages import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
+from tuner.rehearsal.torch_room.watch import NoStandInError
 
 _HOLD_NO_MORE = ("1f1b", "interleaved1f1b")
 """Schedules of which a stage holds no more micro-batches, however many a step has."""
@@ -91,6 +92,10 @@ def _settle(config: Any, progress: Progress) -> None:
         for name in names:
             if hasattr(getattr(config, section, None), name):
                 setattr(getattr(config, section), name, False)
+    if type(config.activation_checkpoint).__qualname__.startswith("MemoryBudgetAC"):
+        raise NoStandInError("a memory budget of recomputation, which a compiler meets")
+    if config.compile.enable and "model" in config.compile.components:
+        progress.watch.invented["memory of layers that are compiled: as if they were not"] += 1
     config.training.steps = max(config.training.steps, progress.steps)
     nothing = SimpleNamespace(eos_id=0, bos_id=0, get_vocab_size=lambda: config.model_spec.model.vocab_size)
     type(config.tokenizer).build = lambda *_, **__: nothing
