@@ -29,6 +29,7 @@ class Network(nn.Module):
         self.uses_all = uses_all
 
     def forward(self, x):
+        """Return the outputs of a batch."""
         out = x
         for layer in self.layers:
             out = layer(out)
@@ -49,7 +50,7 @@ class Messages(TorchDispatchMode):
 
 
 @pytest.fixture
-def one_rank():
+def _one_rank():
     """A process group of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
@@ -83,7 +84,8 @@ def trained(options, uses_all):
         ({"bucket_cap_mb": 0.02, "static_graph": True}, True),
     ],
 )
-def test_it_sends_what_the_reducer_of_pytorch_sends(one_rank, monkeypatch, options, uses_all):
+@pytest.mark.usefixtures("_one_rank")
+def test_it_sends_what_the_reducer_of_pytorch_sends(monkeypatch, options, uses_all):
     """Three steps with buckets of 25 MB and 20 KB, as views, with an unused layer, and with a static graph."""
     theirs = trained(options, uses_all)
     monkeypatch.setattr(reducer.Reducer, "storages", Storages(), raising=False)
