@@ -52,7 +52,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     if arguments.read:
         is_of_network = arguments.read.startswith("http")
-        data = urlopen(arguments.read).read() if is_of_network else Path(arguments.read).read_bytes()
+        data = urlopen(arguments.read).read() if is_of_network else Path(arguments.read).read_bytes()  # noqa: S310
     dist.init_process_group("nccl")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)

@@ -23,7 +23,7 @@ trial:
 
 
 def rehearsed(folder: Path, name: str, *words: str, start: tuple[str, ...] = (), status: int = 0):
-    """The answer of rank 3 of 8 for the program `name`, copied to a folder; `start` replaces its name in the command."""
+    """The answer of rank 3 of 8 for the program `name`, copied to a folder; `start` names it in the command."""
     (folder / name).write_text(Path(__file__).with_name(name).read_text())
     (folder / "model.yaml").write_text(MODEL)
     command = (sys.executable, *(start or (name,)), "--micro-batch-size", "{mbs}", *words)
