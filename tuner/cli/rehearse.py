@@ -58,7 +58,7 @@ def rehearse(
     """Run the study's own program on this machine's CPU, as one rank of each stage: does it train, and in what memory?
 
     Tensors have shapes and no data, process groups send nothing, and no accelerator is needed. The program runs in its
-    own Python environment, without network, and what it writes is thrown away. Programs of Megatron-LM can be
+    own Python environment, without network, and what it writes is thrown away. Any training program of PyTorch can be
     rehearsed; see `docs/rehearsal.md`.
     """
     limit_s = number("--limit", limit, above_zero=True)
@@ -185,7 +185,7 @@ def _print_summary(answers: list[RankAnswer], predicted: list[int] | None) -> No
     if made < of_step:
         typer.echo(f"Made {made} of the {of_step} micro-batches of a step: with more, no stage holds more.")
     if places := {place for answer in accepted for place in answer.invented}:
-        typer.echo(f"Answers that no data gave, at {len(places)} places (--json counts them):")
+        typer.echo(f"Answers that no data gave, and other stand-ins, at {len(places)} places (--json counts them):")
         for place in sorted(places)[:SHOWN_PLACES]:
             typer.echo(f"  {printable(place)}")
 
