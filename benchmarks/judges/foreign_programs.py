@@ -93,7 +93,8 @@ def _alpaca(_: Path, made: Path) -> None:
     rows = [{"instruction": f"say {number}", "input": "", "output": "a number " * 40} for number in range(256)]
     (made / "data.json").write_text(json.dumps(rows))
     symbols = ["<unk>", "<s>", "</s>", "<pad>", *map(chr, range(33, 127))]
-    tokenizer = Tokenizer(models.BPE({symbol: at for at, symbol in enumerate(symbols)}, [], unk_token="<unk>"))
+    vocabulary = {symbol: at for at, symbol in enumerate(symbols)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token=symbols[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     own = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **own).save_pretrained(made / "model")
