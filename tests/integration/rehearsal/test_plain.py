@@ -121,6 +121,8 @@ with FakeTensorMode(allow_non_fake_inputs=True), WatchMode(watch):
     view = lengths[1:]
     view.add_(10)
     assert lengths.tolist() == [3, 15, 12]
+    row = torch.arange(3000)
+    assert values_of(row[:, None] == row[None]) is None
     assert not watch.invented
     lengths.copy_(torch.empty(3, dtype=torch.long))
     assert values_of(view) is None and view[0].item() == 1

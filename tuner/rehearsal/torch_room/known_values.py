@@ -75,7 +75,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         with _disable_current_modes():
             found = func(*_values(args), **_values(kwargs))
         return tree_map(lambda one: _without_data(one) if isinstance(one, torch.Tensor) else one, found)
-    _follow(func, args, kwargs, result)
+    if all(_is_kept(one) for one in tree_leaves(result) if isinstance(one, torch.Tensor)):
+        _follow(func, args, kwargs, result)
     return result
 
 
