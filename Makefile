@@ -26,8 +26,8 @@ LINTERS := $(if $(filter dev,$(subst $(comma), ,$(EXTRAS))),$(CHOSEN),$(CHOSEN)+
 # of what only training needs, so pip is told to leave their dependencies alone. torchtitan's file of recipes imports
 # its trainer and data loaders; deepspeed, nanotron and megatron-core need little. megatron-core declares Python 3.12, and
 # has wheels for 3.11 that need one name of 3.12 (benchmarks/support/megatron_parser.py).
-FRAMEWORKS := deepspeed megatron-core nanotron nemo-toolkit spmd-types torchtitan
-THEIR_IMPORTS := dacite datasets einops hjson psutil tensorboard tokenizers torch torchdata tyro
+FRAMEWORKS := accelerate deepspeed megatron-core nanotron nemo-toolkit spmd-types torchtitan
+THEIR_IMPORTS := dacite datasets einops hjson psutil py-cpuinfo tensorboard tokenizers torch torchdata tyro
 # Only where torch has not brought its own. 3.3.1 is the smallest that torch 2.13 imports; no kernel runs here.
 TRITON := triton==3.3.1
 

@@ -104,8 +104,8 @@ def rehearse(
     """Run the study's own program on this machine's CPU, as one rank of each stage: does it train, and in what memory?
 
     Tensors have shapes and no data, process groups send nothing, and no accelerator is needed. The program runs in its
-    own Python environment, without network, and what it writes is thrown away. Programs of Megatron-LM can be
-    rehearsed; see `docs/rehearsal.md`. The status is 0 if all of them are accepted, and 1 otherwise.
+    own Python environment, without network, and what it writes is thrown away. Any training program of PyTorch or JAX
+    can be rehearsed; see `docs/rehearsal.md`. The status is 0 if all of them are accepted, and 1 otherwise.
     """
     limit_s = None if limit is None else number("--limit", limit, above_zero=True)
     if program is not None and export is None:
@@ -358,7 +358,7 @@ def _print_summary(answers: list[RankAnswer], predicted: list[int] | None) -> No
     if made < of_step:
         typer.echo(f"Made {made} of the {of_step} micro-batches of a step: with more, no stage holds more.")
     if places := {place for answer in accepted for place in answer.invented}:
-        typer.echo(f"Answers that no data gave, at {len(places)} places (--json counts them):")
+        typer.echo(f"Answers that no data gave, and other stand-ins, at {len(places)} places (--json counts them):")
         for place in sorted(places)[:SHOWN_PLACES]:
             typer.echo(f"  {printable(place)}")
 

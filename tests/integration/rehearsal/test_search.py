@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.rehearsal.plain_study import write_study
+from tests.support.rehearsal.heads_study import write_study
 from tests.support.studies.command_line import in_process
 
 pytest.importorskip("torch")

@@ -1,59 +1,39 @@
-"""Study of a plain torch program that wants its heads divided by tp, of which the study knows nothing."""
+"""Study whose trials start a program of this folder that is of no framework that Meshtune reads."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from tests.support.studies.commanded_study import MODEL
+from tests.support.rehearsal.megatron_study import MODEL
+from tests.support.studies.command_line import in_process
 
-PROGRAM = """\
-import os
-import sys
-import time
-
-import torch
-import torch.distributed as dist
-
-PP, TP, DP, MBS = map(int, sys.argv[1:5])
-HEADS = 6
-if HEADS % TP:
-    raise ValueError(f"{HEADS} heads cannot be split over tp={TP}")
-if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-    dist.init_process_group("gloo")
-model = torch.nn.Linear(64, 64 * MBS)
-optimizer = torch.optim.AdamW(model.parameters())
-for step in range(6):
-    loss = model(torch.randn(MBS, 64)).square().mean()
-    loss.backward()
-    if dist.is_initialized():
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad)
-    optimizer.step()
-    optimizer.zero_grad()
-    time.sleep(0.02)
-    print(f"step {step} took {100 / TP + 30 * PP + 20 / MBS} ms", flush=True)
-"""
 STUDY = """\
 name: plain
-model: {model}
+model: model.yaml
 cluster: {{name: dgx-h100, hosts: 1}}
-job: {{sequence_length: 128, global_batch_size: 16}}
-space: {{pp: [1], cp: [1], up: [1], vpp: [1]}}
-search: {{draws: 20, max_trials: 4, seed: 0, baseline: false, prune: false}}
+job: {{sequence_length: 1024, global_batch_size: 8, precision: bf16}}
+space: {{pp: [1], tp: [1], cp: [1]}}
 trial:
   backend: command
-  command: [{python}, train.py, "{{pp}}", "{{tp}}", "{{dp}}", "{{mbs}}"]
-  launch: once
-  log: {{pattern: ["step (?P<iteration>\\\\d+) took (?P<step_ms>[\\\\d.]+) ms"]}}
-  steps: 4
-  warmup_steps: 1
+  command: [{words}]
+  directory: "."
+  log: megatron
 """
 
 
-def write_study(folder: Path) -> Path:
-    """Write the study and its program into a folder; the fastest layouts have the largest tp, 4 and 8."""
-    (folder / "train.py").write_text(PROGRAM)
-    study = folder / "study.yaml"
-    study.write_text(STUDY.format(model=MODEL, python=sys.executable))
-    return study
+def rehearsed(folder: Path, name: str, *words: str, start: tuple[str, ...] = (), status: int = 0):
+    """The answer of rank 3 of 8 for the program `name`, copied to a folder; `start` names it in the command."""
+    (folder / name).write_text(Path(__file__).with_name(name).read_text())
+    (folder / "model.yaml").write_text(MODEL)
+    command = (sys.executable, *(start or (name,)), "--micro-batch-size", "{mbs}", *words)
+    (folder / "study.yaml").write_text(STUDY.format(words=", ".join(f'"{word}"' for word in command)))
+    options = ("--yes", "--json", "--config", "dp=8,mbs=1", "--ranks", "3")
+    done = in_process("rehearse", folder / "study.yaml", *options, cwd=folder, timeout_s=600)
+    assert done.status == status, done.out + done.err
+    return done.json["ranks"][0]
+
+
+def sent(answer, name):
+    """The bytes of all collectives whose name contains a word."""
+    return sum(one["size_bytes"] * one["count"] for one in answer["collectives"] if name in one["name"])

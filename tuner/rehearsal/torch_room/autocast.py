@@ -92,12 +92,10 @@ def _returning_fp32(operator: Any) -> Callable[..., Any]:
     def call(*given: Any, **named: Any) -> Any:
         has_dtype = any(isinstance(one, torch.dtype) for one in (*given, *named.values()))
         is_low = isinstance(given[0], torch.Tensor) and given[0].dtype in _LOW
-        if is_low and not has_dtype:
-            at = next(place for place, one in enumerate(operator._schema.arguments) if one.name == "dtype")
-            given, named = given[:at], named | {"dtype": torch.float32}
-            if not operator._schema.arguments[at].kwarg_only:
-                given, named = (*given, *[named.pop("dtype")]), named
-        return _uncast(operator, given, named)
+        if not is_low or has_dtype:
+            return _uncast(operator, given, named)
+        names = [one.name for one in operator._schema.arguments]
+        return _uncast(operator, given[: names.index("dtype")], named | {"dtype": torch.float32})
 
     return call
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-_MOST_WHOLE, _MOST_FLOATING = 1 << 16, 256
+_MOST_WHOLE, _MOST_FLOATING = 1 << 22, 256
 """Largest number of elements of a tensor whose values are kept: of whole numbers, and of others."""
 _REAL: dict[int, torch.UntypedStorage] = {}
 """Storage with the values, by the address of the storage that has none."""
@@ -90,8 +90,9 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     except DynamicOutputShapeException:
         with _disable_current_modes():
             found = func(*_values(args), **_values(kwargs))
-        return tree_map(lambda one: torch.ops.aten.clone.default(one) if isinstance(one, torch.Tensor) else one, found)
-    _follow(func, args, kwargs, result)
+        return tree_map(lambda one: _without_data(one) if isinstance(one, torch.Tensor) else one, found)
+    if all(_is_kept(one) for one in tree_leaves(result) if isinstance(one, torch.Tensor)):
+        _follow(func, args, kwargs, result)
     return result
 
 
@@ -118,17 +119,20 @@ def selected(func: Any, args: Any) -> torch.Tensor | None:
 
 
 def answer_lists() -> None:
-    """Let `tolist` return the values that are known."""
-    ask: Any = FakeTensor.tolist
+    """Let `tolist` and `numpy` return the values that are known, and one answer in all places for others."""
+    kind: Any = FakeTensor
+    kind.tolist = lambda own: _answered(own).tolist()
+    kind.numpy = lambda own, **_: _answered(own.detach()).numpy()
 
-    def tolist(tensor: torch.Tensor) -> Any:
-        found = values_of(tensor)
-        if found is None:
-            return ask(tensor)
-        with _disable_current_modes():
-            return found.tolist()
 
-    FakeTensor.tolist = tolist  # type: ignore[assignment, method-assign]
+def _answered(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a tensor, or as many times what its first element is said to be."""
+    found = values_of(tensor)
+    if found is not None:
+        return found
+    answer = tensor.reshape(-1)[0].item() if tensor.numel() else 0
+    with _disable_current_modes():
+        return _FULL(tensor.shape, answer, dtype=tensor.dtype)
 
 
 def _follow(func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
@@ -138,6 +142,14 @@ def _follow(func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> No
         for one, real in zip(tree_leaves(result), tree_leaves(found), strict=True):
             if isinstance(one, FakeTensor) and one.untyped_storage()._cdata not in _REAL and _is_kept(one):
                 _keep(one, real)
+
+
+def _without_data(values: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without data that stands for values."""
+    made: torch.Tensor = torch.ops.aten.clone.default(values)
+    with _disable_current_modes():
+        _keep(made, values)
+    return made
 
 
 def _keep(tensor: torch.Tensor, values: torch.Tensor) -> None:

@@ -23,13 +23,13 @@ def stand_in_for_loader() -> None:
     loader: Any = DataLoader
     begin = loader.__init__
 
-    def __init__(own: Any, *given: Any, **named: Any) -> None:
+    def load_here(own: Any, *given: Any, **named: Any) -> None:
         bound = signature.bind(own, *given, **named)
         for name in (*_OF_WORKERS, *_OF_MEMORY):
             bound.arguments.pop(name, None)
         begin(*bound.args, **bound.kwargs)
 
-    loader.__init__ = __init__
+    loader.__init__ = load_here
     iterator: Any = dataloader._BaseDataLoaderIter
     start, following = iterator.__init__, iterator.__next__
 
@@ -37,7 +37,7 @@ def stand_in_for_loader() -> None:
         with _disable_current_modes():
             start(own, *given, **named)
 
-    def __next__(own: Any) -> Any:
+    def read(own: Any) -> Any:
         with _disable_current_modes():
             batch = following(own)
             for leaf in tree_leaves(batch):
@@ -45,4 +45,4 @@ def stand_in_for_loader() -> None:
                     mark_on_host(leaf)
         return batch
 
-    iterator.__init__, iterator.__next__ = start_with_data, __next__
+    iterator.__init__, iterator.__next__ = start_with_data, read

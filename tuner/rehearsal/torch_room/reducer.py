@@ -221,6 +221,7 @@ class Reducer:
     def _delay_all_reduce(self) -> None:
         """Reduce all gradients at the end of a static graph's first backward pass."""
         self._was_static = True
+        dist.all_reduce(torch.empty(len(self._parameters), dtype=_INDICES), group=self._group)
         for index in range(len(self._parameters)):
             self._take(index)
 

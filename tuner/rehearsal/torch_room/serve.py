@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 
 import torch
 import typing_extensions
+from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -148,7 +149,7 @@ def _exchange(device: dict[str, Any], progress: Progress) -> bool:
     stand_in_for_autocast(progress.watch.invented)
     stand_in_for_reducer(progress.watch.storages)
     stand_in_for_loader()
-    _replace_compilers()
+    _replace_compilers(progress.watch)
     attention.stand_in_for_attention()
     norms.stand_in_for_norms()
     of_torch = attention.changes() | distributed_tensors.changes() | pipelining.changes()
@@ -164,10 +165,16 @@ def _tell(answers: int, answer: dict[str, Any]) -> None:
         file.write(json.dumps(answer) + "\n")
 
 
-def _replace_compilers() -> None:
+def _replace_compilers(watch: Watch) -> None:
     """Let programs run uncompiled: compilers would want data, or a device."""
     module: Any = torch
-    module.compile = lambda model=None, *_, **__: model if model is not None else (lambda function: function)
+
+    def leave_uncompiled(model: Any = None, *_: Any, **__: Any) -> Any:
+        watch.invented["torch.compile: left uncompiled, so that no operators are fused"] += 1
+        return model if model is not None else (lambda function: function)
+
+    module.compile = leave_uncompiled
+    nn.Module.compile = lambda *_, **__: (leave_uncompiled(), None)[1]  # type: ignore[method-assign]
     module.jit.script = lambda function, *_, **__: function
     if not hasattr(typing, "override"):  # Megatron-LM's newest versions are written for Python 3.12
         setattr(typing, "override", typing_extensions.override)  # noqa: B010 - mypy knows none for 3.11
@@ -202,15 +209,9 @@ def _run(case: dict[str, Any], progress: Progress, request: dict[str, Any], *, h
             sys.exit()
         except EnoughError:
             pass
-        except SystemExit as left:
-            verdict, error = "refused", f"the program ended with status {left.code}"
-            if not left.code:
-                verdict, error = "unknown", f"the program ended after {len(progress.peaks)} of {progress.steps} steps"
-            where = _where(left)
         except BaseException as caught:  # noqa: BLE001 - whatever the framework says is the answer
             verdict = "unknown" if _is_ours(caught, has_engine=has_engine) else "refused"
-            error = str(caught) if isinstance(caught, NoStandInError) else f"{type(caught).__name__}: {caught}"
-            where = _where(caught)
+            error, where = _told(caught, len(progress.peaks), progress.steps), _where(caught)
     return progress.as_json() | {
         "verdict": verdict,
         "error": error,
@@ -230,28 +231,37 @@ def _printed() -> str:
     return found
 
 
+def _told(error: BaseException, made: int, steps: int) -> str:
+    """Return the error in words, with what it misses."""
+    if isinstance(error, SystemExit) and not error.code:
+        return f"the program ended after {made} of {steps} steps"
+    if isinstance(error, NoStandInError):
+        return str(error)
+    told = f"{type(error).__name__}: {error}"
+    cause = _missing(error)
+    return told if cause in (None, error) else f"{told} ({type(cause).__name__}: {cause})"
+
+
 def _is_ours(error: BaseException, *, has_engine: bool) -> bool:
     """Return whether an error says that something of the rehearsal is missing, and nothing of the layout."""
     frames = traceback.extract_tb(error.__traceback__)
     is_missing = _missing(error) or _INSTALL.search(str(error)) is not None
     if is_missing or (frames and frames[-1].filename.startswith(_HERE)):
         return True
+    if isinstance(error, SystemExit) and not error.code:
+        return True
     return not has_engine and re.search(r"transformer.?engine|\bTE\b", str(error), re.IGNORECASE) is not None
 
 
-def _missing(error: BaseException) -> str | None:
-    """Say what an error, or one that led to it, misses of what a rehearsal has not; None if it misses nothing."""
+def _missing(error: BaseException) -> BaseException | None:
+    """Return the error that led to an error and misses what a rehearsal has not: a stand-in, package, file, network."""
     seen: BaseException | None = error
     while seen is not None:
-        kinds = {one.__name__ for one in type(seen).__mro__}
-        if isinstance(seen, NoStandInError | FakeError):
-            return "a stand-in"
-        if isinstance(seen, ImportError):
-            return "a package"
-        if isinstance(seen, OSError) and kinds & _OF_NETWORKS:
-            return "the network, which a rehearsal has not"
-        if isinstance(seen, FileNotFoundError):
-            return "a file"
+        is_of_network = isinstance(seen, OSError) and not _OF_NETWORKS.isdisjoint(
+            kind.__name__ for kind in type(seen).__mro__
+        )
+        if is_of_network or isinstance(seen, NoStandInError | FakeError | ImportError | FileNotFoundError):
+            return seen
         seen = seen.__cause__ or seen.__context__
     return None
 

@@ -93,7 +93,7 @@ def _follow_engine(module: Any, progress: Progress) -> None:
     engine: Any = module.DeepSpeedEngine
     begin, step = engine.__init__, engine._take_model_step
 
-    def __init__(own: Any, *given: Any, **named: Any) -> None:
+    def build(own: Any, *given: Any, **named: Any) -> None:
         progress.has_own_loop = True
         begin(own, *given, **named)
         storages = progress.watch.storages
@@ -110,7 +110,7 @@ def _follow_engine(module: Any, progress: Progress) -> None:
         progress.end_step()
         progress.begin_step()
 
-    engine.__init__, engine._take_model_step = __init__, _take_model_step
+    engine.__init__, engine._take_model_step = build, _take_model_step
 
 
 def _data(parameter: Any) -> torch.Tensor:
@@ -141,8 +141,7 @@ def _gradients(engine: Any, optimizer: Any) -> Iterator[Any]:
     """Yield all gradients, and the buckets in which they are reduced."""
     for one in engine.module.parameters():
         yield one.grad
-    for groups in getattr(optimizer, "averaged_gradients", {}).values():
-        yield groups
+    yield from getattr(optimizer, "averaged_gradients", {}).values()
     for bucket in getattr(optimizer, "ipg_buckets", {}).values():
         yield getattr(bucket, "buffer", None)
     yield list((getattr(optimizer, "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition", None) or {}).values())

@@ -1,4 +1,4 @@
-"""Hugging Face's transformers: models of `from_pretrained` are built from their configuration, without their weights."""
+"""Hugging Face's transformers: models of `from_pretrained` are built from their configuration, without weights."""
 
 from __future__ import annotations
 
