@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tuner.rehearsal.torch_room.host_tensors import on_device
 from tuner.rehearsal.torch_room.known_values import answer_lists
@@ -23,6 +24,8 @@ _SILENT = (
 """Functions that do nothing here."""
 _OF_DEVICES = ("device_ids", "output_device")
 """Arguments of DDP that are None for modules on the CPU."""
+CUDA_VERSION = "13.1"
+"""Version of CUDA that programs are told."""
 _TYPES = ("FloatTensor", "HalfTensor", "BFloat16Tensor", "IntTensor", "LongTensor", "DoubleTensor", "ByteTensor")
 
 
@@ -112,6 +115,7 @@ def stand_in_for_cuda(device: DeviceFacts) -> None:
         **dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), 0),
         "utilization": 0,
     } | dict.fromkeys(_SILENT)
+    torch.version.cuda = CUDA_VERSION
     cuda: Any = torch.cuda
     for name, answer in answers.items():
         setattr(cuda, name, lambda *_, _answer=answer, **__: _answer)
@@ -143,6 +147,14 @@ def _stand_in_for_tensors() -> None:
         return cast(own).replace("torch.cuda.", "torch.").replace("torch.", "torch.cuda.")
 
     tensor.type = of_device
+    dispatch: Any = FakeTensor.__torch_dispatch__
+
+    def run_operator(own: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator that a subclass of tensors, as those of FP8, runs on what it holds."""
+        found = dispatch(func, types, args, kwargs)
+        return func(*args, **(kwargs or {})) if found is NotImplemented else found
+
+    setattr(FakeTensor, "__torch_dispatch__", classmethod(run_operator))  # noqa: B010 - mypy knows a method
     graph: Any = torch.autograd.graph
     run = graph._engine_run_backward
 

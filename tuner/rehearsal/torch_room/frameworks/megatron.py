@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tuner.rehearsal.torch_room.host_tensors import in_host_memory
+from tuner.rehearsal.torch_room.invented import answering
 from tuner.rehearsal.torch_room.known_values import count_selected, equal_numbers, selecting
 from tuner.rehearsal.torch_room.progress import Progress
 from tuner.rehearsal.torch_room.storages import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
@@ -26,6 +27,7 @@ def changes(progress: Progress) -> dict[str, Callable[[Any], None]]:
         "megatron.training.initialize": lambda module: setattr(module, "_compile_dependencies", lambda: None),
         "megatron.core.transformer.moe.moe_utils": _count_permuted,
         "megatron.core.transformer.moe.token_dispatcher": lambda module: _balance_experts(module, progress),
+        "megatron.training.utils": _pack_nothing,
         "megatron.training.training": lambda module: _follow_loop(module, progress),
     }
 
@@ -67,6 +69,19 @@ def _count_permuted(utils: Any) -> None:
 def _forget_states(random: Any) -> None:
     random._get_cuda_rng_state = lambda *_, **__: torch.zeros(16)
     random._set_cuda_rng_state = lambda *_, **__: None
+
+
+def _pack_nothing(utils: Any) -> None:
+    """Let a batch that comes from another rank have no packed sequences: their number is a tensor's."""
+    get = getattr(utils, "get_batch_on_this_tp_rank", None)
+    if get is None:
+        return
+
+    def get_batch_on_this_tp_rank(*given: Any, **named: Any) -> Any:
+        with answering(0):
+            return get(*given, **named)
+
+    utils.get_batch_on_this_tp_rank = get_batch_on_this_tp_rank
 
 
 def _follow_loop(training: Any, progress: Progress) -> None:
