@@ -75,7 +75,7 @@ class MegatronParser:
         variables |= {"RANK": "0", "WORLD_SIZE": str(setting.cluster.num_devices)}
         said = io.StringIO()
         with (
-            patch.object(sys, "argv", ["pretrain_gpt.py", *_model_flags(setting), *words]),
+            patch.object(sys, "argv", ["pretrain_gpt.py", *model_flags(setting), *words]),
             patch.dict(os.environ, variables, clear=True),
             patch("torch.cuda.get_device_capability", lambda *_: (9, 0)),
             patch("torch.cuda.get_device_properties", lambda *_: SimpleNamespace(major=9, minor=0)),
@@ -163,7 +163,7 @@ def _importable() -> Iterator[None]:
             del typing.override  # type: ignore[attr-defined] # set above
 
 
-def _model_flags(setting: Setting) -> list[str]:
+def model_flags(setting: Setting) -> list[str]:
     """Return flags for the model and for what else a command line must say."""
     model = setting.job.model
     if model.decoder is None:

@@ -66,6 +66,9 @@ class _Stream:
 
     def __exit__(self, *_: object) -> None: ...
 
+    def record_event(self, *_: Any) -> _Stream:
+        return _Stream()
+
     def elapsed_time(self, _: Any) -> float:
         return 1.0
 
@@ -149,7 +152,7 @@ def _stand_in_for_tensors() -> None:
     tensor.type = of_device
     dispatch: Any = FakeTensor.__torch_dispatch__
 
-    def run_operator(own: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def run_operator(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator that a subclass of tensors, as those of FP8, runs on what it holds."""
         found = dispatch(func, types, args, kwargs)
         return func(*args, **(kwargs or {})) if found is NotImplemented else found

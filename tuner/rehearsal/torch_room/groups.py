@@ -33,17 +33,17 @@ def stand_in_for_groups(rank: int, world: int) -> None:
     )
     module.broadcast_object_list = module.scatter_object_list = lambda *_, **__: None
     mesh = module.device_mesh
-    module.init_device_mesh = mesh.init_device_mesh = _with_data(mesh.init_device_mesh)
+    module.init_device_mesh = mesh.init_device_mesh = with_data(mesh.init_device_mesh)
     for name, held in list(vars(mesh.DeviceMesh).items()):  # it computes with the numbers of ranks
         if isinstance(held, types.FunctionType):
-            setattr(mesh.DeviceMesh, name, _with_data(held))
+            setattr(mesh.DeviceMesh, name, with_data(held))
         elif isinstance(held, staticmethod):
-            setattr(mesh.DeviceMesh, name, staticmethod(_with_data(held.__func__)))
+            setattr(mesh.DeviceMesh, name, staticmethod(with_data(held.__func__)))
         elif isinstance(held, property) and held.fget is not None:
-            setattr(mesh.DeviceMesh, name, property(_with_data(held.fget)))
+            setattr(mesh.DeviceMesh, name, property(with_data(held.fget)))
 
 
-def _with_data(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_data(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let a function compute with tensors that have data."""
 
     @functools.wraps(function)

@@ -35,6 +35,7 @@ from torch._subclasses.fake_tensor import (
 
 from tuner.rehearsal.torch_room.cuda import DeviceFacts, stand_in_for_cuda
 from tuner.rehearsal.torch_room.frameworks import registry
+from tuner.rehearsal.torch_room.frameworks.deep_ep import stand_in_for_deep_ep
 from tuner.rehearsal.torch_room.frameworks.transformer_engine import NoStandInError, stand_in_for_kernels
 from tuner.rehearsal.torch_room.groups import stand_in_for_groups
 from tuner.rehearsal.torch_room.invented import shown_file
@@ -94,6 +95,7 @@ def _exchange(device: dict[str, Any], progress: Progress) -> bool:
     _replace_compilers()
     change_on_import(registry.changes(progress))
     Rounds(progress).follow()
+    stand_in_for_deep_ep(progress.watch)
     return stand_in_for_kernels(progress.watch)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 _FUSED = ("Float8Quantizer", "MXFP8Quantizer")
-"""Quantizers into which kernels write at once; others read a tensor of high precision (csrc/extensions/activation.cpp)."""
+"""Quantizers into which kernels write at once; others need a plain tensor first (csrc/extensions/activation.cpp)."""
 
 
 def quantized(quantizer: Any, shape: Sequence[int], dtype: torch.dtype) -> Any:

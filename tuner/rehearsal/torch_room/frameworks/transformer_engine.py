@@ -63,6 +63,14 @@ class _Open(type):
         setattr(cls, name, value)
         return value
 
+    def __call__(cls, *_: Any, **__: Any) -> Any:
+        """Refuse to make an object: nothing stands for what it would do.
+
+        Raises:
+            NoStandInError: always.
+        """
+        raise NoStandInError(f"the rehearsal knows no class {cls.__name__} of Transformer Engine")
+
 
 class Kernels:
     """Stand-ins of kernels, by their names."""
@@ -133,6 +141,11 @@ class Kernels:
         """Return the transposed data: the last dimension first."""
         self._note("te.transpose", tuple(data.shape))
         return _new((data.shape[-1], *data.shape[:-1]), data.dtype) if out is None else out
+
+    def swap_first_dims(self, x: Any, *, out: Any = None) -> Any:
+        """Return the tensor with its first two dimensions exchanged."""
+        self._note("te.transpose", tuple(x.shape))
+        return _new((x.shape[1], x.shape[0], *x.shape[2:]), x.dtype) if out is None else out
 
     def fused_amax_and_scale_update_after_reduction(self, *_: Any) -> None:
         """Change the scales of delayed scaling in place."""
