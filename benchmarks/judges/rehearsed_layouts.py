@@ -8,8 +8,8 @@ these flags as the first and the last rank, above Transformer Engine's own Pytho
 
 Columns: both counts layouts that the rules offer and the framework runs; neither those that both refuse. lost counts
 layouts that the framework runs and the rules refuse, without those with a stated reason (known). offered counts layouts
-that the rules offer and the framework refuses. unknown counts those of which the rehearsal cannot tell. lost and offered
-must be 0, otherwise the exit status is 1.
+that the rules offer and the framework refuses. unknown counts those of which the rehearsal cannot tell. lost and
+offered must be 0, otherwise the exit status is 1.
 """
 
 from __future__ import annotations
@@ -36,7 +36,14 @@ PROGRAM = "judges.rehearsed_layouts"
 LIMIT_S = 7200.0
 """Longest time for all layouts [s]."""
 DISAGREES = 1
-_DATA = ("--tokenizer-type", "NullTokenizer", "--vocab-size", str(VOCABULARY), "--transformer-impl", "transformer_engine")
+_DATA = (
+    "--tokenizer-type",
+    "NullTokenizer",
+    "--vocab-size",
+    str(VOCABULARY),
+    "--transformer-impl",
+    "transformer_engine",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,9 +91,7 @@ def _cases(setting: Setting, config: ParallelConfig, megatron: Path, path: str) 
         environment={**dict(export.environment), "PYTHONPATH": path},
     )
     most = enough_micro_batches(config)
-    return [
-        Case(program=program, world=world, rank=rank, stage=0, most_micro_batches=most) for rank in (0, world - 1)
-    ]
+    return [Case(program=program, world=world, rank=rank, stage=0, most_micro_batches=most) for rank in (0, world - 1)]
 
 
 def _judged(answers: Sequence[RankAnswer], broken: dict[str, str], known: object) -> tuple[str, str]:

@@ -13,6 +13,19 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 
+class _Nccl:
+    """Stands for the class of groups of NCCL, of which programs make options."""
+
+    NCCL_CTA_POLICY_DEFAULT, NCCL_CTA_POLICY_EFFICIENCY, NCCL_CTA_POLICY_ZERO = 0, 1, 2
+
+    class Options:
+        """Options that nothing reads."""
+
+        def __init__(self, **given: Any) -> None:
+            self.config = types.SimpleNamespace()
+            vars(self).update(given)
+
+
 def stand_in_for_groups(rank: int, world: int) -> None:
     """Let programs make process groups of `world` ranks that send nothing."""
     module: Any = dist
@@ -27,6 +40,8 @@ def stand_in_for_groups(rank: int, world: int) -> None:
 
     for owner in (module, module.distributed_c10d):
         owner.init_process_group, owner.new_group = init_process_group, new_group
+    if not hasattr(module, "ProcessGroupNCCL"):  # PyTorch for CPUs has none
+        module.ProcessGroupNCCL = module.distributed_c10d.ProcessGroupNCCL = _Nccl
     module.all_gather_object = lambda found, mine, *_, **__: found.__setitem__(slice(None), [mine] * len(found))
     module.gather_object = lambda mine, found=None, *_, **__: (
         found.__setitem__(slice(None), [mine] * len(found)) if found else None

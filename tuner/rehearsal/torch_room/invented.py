@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from tuner.rehearsal.torch_room.known_values import known_number
+
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
 
@@ -30,8 +32,11 @@ def answering(number: int) -> Iterator[None]:
 
 def _number(tensor: torch.Tensor) -> bool | int | float:
     """Return one for a number, and False for a truth value: nothing is infinite, nothing overflowed."""
+    known = known_number(tensor)
     if tensor.dtype is torch.bool:
-        return False
+        return bool(known)
+    if known is not None:
+        return known
     if tensor.dtype.is_floating_point:
         return 1.0
     return _NUMBERS[-1] if _NUMBERS else 1
@@ -39,7 +44,7 @@ def _number(tensor: torch.Tensor) -> bool | int | float:
 
 ASKED: Mapping[Any, Callable[[torch.Tensor], Any]] = {
     torch.ops.aten._local_scalar_dense.default: _number,
-    torch.ops.aten.is_nonzero.default: lambda _: False,
+    torch.ops.aten.is_nonzero.default: lambda tensor: bool(known_number(tensor)),
     torch.ops.aten.equal.default: lambda _: True,
 }
 """Operators whose result is no tensor, with the answer that stands for it."""

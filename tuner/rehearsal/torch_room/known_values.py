@@ -18,7 +18,11 @@ _EQUAL: dict[int, int] = {}
 """Number in all places of a storage, by the storage's address."""
 _SELECTED: list[int] = []
 """Numbers of elements that masks select, the present one last."""
-_COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten._reshape_copy.default)
+_COPIES = (
+    *(torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten._reshape_copy.default),
+    *(torch.ops.aten.all.default, torch.ops.aten.any.default),
+)
+"""Operators whose result stands for the number that their first argument stands for."""
 
 
 def equal_numbers(shape: tuple[int, ...], value: int) -> torch.Tensor:
@@ -26,6 +30,17 @@ def equal_numbers(shape: tuple[int, ...], value: int) -> torch.Tensor:
     found = torch.empty(shape, dtype=torch.long)
     _keep(found, value)
     return found
+
+
+def always_true(tensor: torch.Tensor) -> torch.Tensor:
+    """Let truth values be true in all places, and return them."""
+    _keep(tensor, 1)
+    return tensor
+
+
+def known_number(tensor: torch.Tensor) -> int | None:
+    """Return the number that a tensor stands for; None if there is none."""
+    return _EQUAL.get(tensor.untyped_storage()._cdata)
 
 
 def follow_copy(func: Any, source: Any, result: Any) -> None:
