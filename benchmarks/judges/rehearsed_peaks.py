@@ -2,10 +2,10 @@
 
     python -m benchmarks.judges.rehearsed_peaks --measured DIR --megatron DIR [--engine DIR] [--device H100] [--json]
 
-DIR of `--measured` has megatron_lm_ci_golden.csv, whose rows name files of golden values in a tree of Megatron-LM, which
-is the DIR of `--megatron`. Each case runs as its CI starts it: unmodified `pretrain_gpt.py`, all flags and variables of
-its `model_config.yaml` but those of files, the last rank of its world, which writes the memory to the log. Data are mock
-data, and the tokenizer is one of the same size.
+DIR of `--measured` has megatron_lm_ci_golden.csv, whose rows name files of golden values in a tree of Megatron-LM,
+which is the DIR of `--megatron`. Each case runs as its CI starts it: unmodified `pretrain_gpt.py`, all flags and
+variables of its `model_config.yaml` but those of files, the last rank of its world, which writes the memory to the log.
+Data are mock data, and the tokenizer is one of the same size.
 
 Columns: rehearsed is the peak of the first two steps with the workspaces of cuBLAS; measured that of the same two steps
 where the second was recorded, and that of the whole run else; run the error against the whole run; predicted the cost
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.support.megatron_cases import FILE, CiCase, read_cases
-from benchmarks.support.timing import benchmark_parser, tell
+from benchmarks.support.timing import benchmark_parser
 from costmodels.calibration.fidelity import predict, settings_of
 from costmodels.calibration.measured_runs import read_measured_and_unstated
 from tuner.rehearsal.answer import RankAnswer
@@ -126,7 +126,7 @@ def _predictions(file: Path) -> dict[str, float]:
 
 
 def _row(case: CiCase, answer: RankAnswer, predicted_bytes: float | None) -> Row:
-    peak = answer.peak_bytes if answer.verdict == "accepted" else None
+    peak = answer.allocated_bytes if answer.verdict == "accepted" else None
     return Row(
         case=f"{case.name} ({case.environment}, {case.device.name})",
         verdict=answer.verdict,

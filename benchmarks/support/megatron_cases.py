@@ -26,7 +26,7 @@ _OF_FILES = (
     *("--load", "--save", "--pretrained-checkpoint", "--tensorboard-dir", "--wandb-project", "--wandb-entity"),
     *("--wandb-exp-name", "--wandb-save-dir", "--exit-duration-in-mins", "--mock-data", "--vocab-size"),
     *("--auto-detect-ckpt-format", "--verify-integrity", "--finetune", "--async-save", "--async-strategy"),
-    *("--use-persistent-ckpt-worker",),
+    *("--use-persistent-ckpt-worker", "--fim-data", "--fim-rate", "--fim-spm-rate"),
 )
 """Flags of a case that name files of the CI, or say what is done with them; the tokenizer is named by its size."""
 _VOCABULARIES = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000, "GPTSentencePieceTokenizer": 256_000}
@@ -35,7 +35,6 @@ mistralai/Mixtral-8x7B-v0.1, nvidia/Nemotron-4-340B-Base)."""
 _DEFAULT_TOKENIZER = "GPT2BPETokenizer"
 """Tokenizer of a case that gives a vocabulary and merges (Megatron-LM, megatron/training/arguments.py)."""
 _GPUS_PER_NODE = 8
-_DEVICES = {"GB200": "GB200"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +102,8 @@ def read_cases(measured: Path, megatron: Path) -> tuple[list[CiCase], dict[str, 
 
 
 def _case(row: dict[str, str], place: str, megatron: Path) -> CiCase:
+    if "device count not public" in row["notes"]:
+        raise ConfigError("does not say how many devices it ran on", key="devices")
     golden = megatron / row["source_url_or_repo_path"].split(" ", 1)[1]
     found = yaml.safe_load((golden.parent / "model_config.yaml").read_text(encoding="utf-8"))
     series = json.loads(golden.read_text(encoding="utf-8"))[_PEAK]["values"]

@@ -340,6 +340,7 @@ def _print_answer(answer: RankAnswer) -> None:
 
 def _print_summary(answers: list[RankAnswer], predicted: list[int] | None) -> None:
     from tuner.rehearsal.answer import PARTS
+    from tuner.rehearsal.workspaces import ERROR_BYTES
 
     accepted = [answer for answer in answers if answer.peak_bytes is not None and answer.verdict == "accepted"]
     if not accepted:
@@ -349,6 +350,10 @@ def _print_summary(answers: list[RankAnswer], predicted: list[int] | None) -> No
         parts = " ".join(f"{answer.parts.get(part, 0) / 2**30:11.2f}" for part in PARTS)
         peak_gib = (answer.peak_bytes or 0) / 2**30
         typer.echo(f"{answer.stage:5} {answer.rank:5} {answer.parameters or 0:14,} {parts} {peak_gib:10.2f}")
+    if workspace := max(answer.workspace_bytes for answer in accepted):
+        typer.echo(
+            f"Beside the tensors: {workspace / 2**30:.2f} GiB of workspaces of cuBLAS (+- {ERROR_BYTES / 2**30:.2f})."
+        )
     if predicted is not None:
         shown = ", ".join(f"{size / 2**30:.2f}" for size in predicted)
         typer.echo(f"The cost model predicts {shown} GiB of tensors at the peak of each stage.")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tuner.rehearsal.workspaces import workspace_bytes
+
 Verdict = Literal["accepted", "refused", "unknown"]
 """Whether the program ran to the end of its steps; unknown where something of the rehearsal is missing."""
 PARTS = ("weights", "gradients", "optimizer", "activations", "other")
@@ -59,6 +61,7 @@ class RankAnswer:
         parameters: Number of parameters of the rank; None if its model was not built.
         peak_bytes: Largest number of bytes of all tensors alive in the last step; None without one.
         parts: Bytes at that peak by PARTS.
+        workspace_bytes: Bytes of the workspaces of cuBLAS, which are no tensors of the program.
         micro_batches: Number of micro-batches that were made of a step, and that it has; None without a step.
         operators: Number of calls of operators in the last step.
         collectives: Collectives of the last step.
@@ -81,6 +84,7 @@ class RankAnswer:
     parameters: int | None = None
     peak_bytes: int | None = None
     parts: Mapping[str, int]
+    workspace_bytes: int = 0
     micro_batches: tuple[int, int] | None = None
     operators: int = 0
     collectives: tuple[Collective, ...] = ()
@@ -90,9 +94,23 @@ class RankAnswer:
     kinds: tuple[tuple[Any, ...], ...] = ()
     orders: tuple[StepOrder, ...] = ()
 
+    @property
+    def allocated_bytes(self) -> int | None:
+        """Peak as `torch.cuda.max_memory_allocated` counts it: tensors and workspaces."""
+        return None if self.peak_bytes is None else self.peak_bytes + self.workspace_bytes
+
     @staticmethod
-    def from_json(found: Mapping[str, Any], stage: int) -> RankAnswer:
-        """Return the answer that the room wrote for a rank of a stage."""
+    def from_json(
+        found: Mapping[str, Any], stage: int, capability: tuple[int, int], variables: Mapping[str, str | None]
+    ) -> RankAnswer:
+        """Return the answer that the room wrote for a rank of a stage.
+
+        Args:
+            found: The answer.
+            stage: Number of the stage.
+            capability: Compute capability that the program was told.
+            variables: Environment variables of the program.
+        """
         peaks, cpu_s = found.get("peaks") or [None], found.get("cpu_s") or [None]
         return RankAnswer(
             rank=found["rank"],
@@ -106,6 +124,7 @@ class RankAnswer:
             parameters=found.get("parameters"),
             peak_bytes=peaks[-1],
             parts=found.get("peak_parts", {}),
+            workspace_bytes=workspace_bytes(capability, variables, (name for name, *_ in found.get("operators", ()))),
             micro_batches=tuple(found["micro_batches"]) if found.get("micro_batches") else None,
             operators=sum(count for *_, count in found.get("operators", ())),
             collectives=tuple(
@@ -135,6 +154,7 @@ class RankAnswer:
             "printed": self.printed,
             "parameters": self.parameters,
             "peak_bytes": self.peak_bytes,
+            "workspace_bytes": self.workspace_bytes,
             "parts_bytes": {part: self.parts.get(part, 0) for part in PARTS},
             "micro_batches": None if self.micro_batches is None else list(self.micro_batches),
             "operators": self.operators,

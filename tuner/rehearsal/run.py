@@ -130,6 +130,10 @@ def capability_of(device: Device) -> tuple[int, int] | None:
     return next((_CAPABILITIES[word] for word in words if word in _CAPABILITIES), None)
 
 
+def _told_capability(device: Device) -> tuple[int, int]:
+    return capability_of(device) or _CAPABILITIES["H100"]
+
+
 def rehearse(
     cases: Sequence[Case],
     *,
@@ -164,7 +168,7 @@ def rehearse(
             _write_request(folder, cases, device, environment, jobs=jobs, has_order=has_order)
             running = _start(folder, boundary, program, limit_s, environment)
             told, began_s = 0, time.monotonic()
-            for answer in _answers(running, cases, limit_s):
+            for answer in _answers(running, cases, limit_s, _told_capability(device), environment):
                 told += 1
                 yield answer
             refused = _refusal(folder) if boundary and not told else ""
@@ -195,7 +199,7 @@ def _write_request(
     shutil.copyfile(_HERE.parents[1].joinpath(*_SHARED), shared)
     facts = {
         "name": device.name,
-        "capability": capability_of(device) or _CAPABILITIES["H100"],
+        "capability": _told_capability(device),
         "memory_bytes": device.memory_bytes,
         "num_sms": device.num_sms or 132,
         "per_host": device.devices_per_host,
@@ -253,7 +257,13 @@ def _set(variables: Mapping[str, str | None]) -> dict[str, str]:
     return {name: text for name, text in variables.items() if text is not None}
 
 
-def _answers(running: Supervised, cases: Sequence[Case], limit_s: float) -> Iterator[RankAnswer]:
+def _answers(
+    running: Supervised,
+    cases: Sequence[Case],
+    limit_s: float,
+    capability: tuple[int, int],
+    environment: Mapping[str, str],
+) -> Iterator[RankAnswer]:
     """Yield the answers among the lines that the process writes; end it at the time limit, or if nobody reads on."""
     deadline_s, rest, left = time.monotonic() + limit_s + _PATIENCE_S, b"", list(cases)
     try:
@@ -266,7 +276,9 @@ def _answers(running: Supervised, cases: Sequence[Case], limit_s: float) -> Iter
             *lines, rest = (rest + read).split(b"\n")
             for line in lines:
                 if line.startswith(b'{"rank"'):
-                    yield RankAnswer.from_json(json.loads(line), left.pop(0).stage)
+                    case = left.pop(0)
+                    variables = {**environment, **case.program.environment}
+                    yield RankAnswer.from_json(json.loads(line), case.stage, capability, variables)
     finally:
         os.close(running.life_line)
         running.wait()

@@ -37,6 +37,8 @@ EXCEPTIONS = {
     ("tuner/rehearsal/torch_room/frameworks/megatron.py", "importlib.import_module"): OUR_NAMES,
     ("tuner/rehearsal/torch_room/frameworks/transformer_engine.py", "importlib.import_module"): OUR_NAMES,
     ("tuner/rehearsal/side_process.py", "subprocess.Popen"): "our own module, as a list of arguments",
+    ("tuner/rehearsal/torch_room/frameworks/flash_attention.py", "importlib.import_module"): OUR_NAMES,
+    ("tuner/rehearsal/torch_room/frameworks/quantized.py", "importlib.import_module"): OUR_NAMES,
     ("trials/on_ray/local.py", "subprocess.Popen"): "our own module, as a list of arguments",
     ("trials/ranks/processes.py", "subprocess.Popen"): "our own module, as a list of arguments",
     ("tuner/__init__.py", "importlib.import_module"): "modules of ours, from a table of names that stands beside it",

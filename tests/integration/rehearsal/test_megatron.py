@@ -119,8 +119,8 @@ def test_what_megatron_refuses_is_refused_in_its_words(tmp_path):
 
 
 def test_a_kernel_without_stand_in_is_unknown(tmp_path):
-    """FP8 asks for kernels that are not there: nothing is said of the layout, and the kernel is named."""
-    study = write_study(tmp_path, "--fp8-format", "hybrid")
+    """Overlap by userbuffers asks for kernels that are not there: nothing is said of the layout, and one is named."""
+    study = write_study(tmp_path, "--tp-comm-overlap", "--sequence-parallel")
     (answer,) = rehearsed(study, "--config", "tp=2,dp=4,mbs=1", status=1)["ranks"]
 
     assert answer["verdict"] == "unknown"

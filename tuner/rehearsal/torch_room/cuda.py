@@ -39,6 +39,8 @@ _ACCELERATOR = {
 """Functions of `torch.accelerator`, with that of `torch.cuda` that answers alike."""
 _ALIGNED = 512
 """Multiple of each address, as PyTorch's allocator gives them (c10/cuda/CUDACachingAllocator.h, kMinBlockSize)."""
+CUDA_VERSION = "13.1"
+"""Version of CUDA that programs are told."""
 _TYPES = ("FloatTensor", "HalfTensor", "BFloat16Tensor", "IntTensor", "LongTensor", "DoubleTensor", "ByteTensor")
 
 
@@ -78,6 +80,9 @@ class _Stream:
         return self
 
     def __exit__(self, *_: object) -> None: ...
+
+    def record_event(self, *_: Any) -> _Stream:
+        return _Stream()
 
     def elapsed_time(self, _: Any) -> float:
         return 1.0
@@ -131,6 +136,7 @@ def stand_in_for_cuda(device: DeviceFacts) -> None:
         **dict.fromkeys(("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), 0),
         "utilization": 0,
     } | dict.fromkeys(_SILENT)
+    torch.version.cuda = CUDA_VERSION
     cuda: Any = torch.cuda
     for name, answer in answers.items():
         setattr(cuda, name, lambda *_, _answer=answer, **__: _answer)
@@ -177,6 +183,14 @@ def _stand_in_for_tensors() -> None:
         return cast(own).replace("torch.cuda.", "torch.").replace("torch.", "torch.cuda.")
 
     tensor.type = of_device
+    dispatch: Any = FakeTensor.__torch_dispatch__
+
+    def run_operator(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator that a subclass of tensors, as those of FP8, runs on what it holds."""
+        found = dispatch(func, types, args, kwargs)
+        return func(*args, **(kwargs or {})) if found is NotImplemented else found
+
+    setattr(FakeTensor, "__torch_dispatch__", classmethod(run_operator))  # noqa: B010 - mypy knows a method
     graph: Any = torch.autograd.graph
     run = graph._engine_run_backward
 

@@ -14,6 +14,19 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 
+class _Nccl:
+    """Stands for the class of groups of NCCL, of which programs make options."""
+
+    NCCL_CTA_POLICY_DEFAULT, NCCL_CTA_POLICY_EFFICIENCY, NCCL_CTA_POLICY_ZERO = 0, 1, 2
+
+    class Options:
+        """Options that nothing reads."""
+
+        def __init__(self, **given: Any) -> None:
+            self.config = types.SimpleNamespace()
+            vars(self).update(given)
+
+
 def stand_in_for_groups(rank: int, world: int) -> None:
     """Let programs make process groups of `world` ranks that send nothing."""
     module: Any = dist
@@ -26,6 +39,8 @@ def stand_in_for_groups(rank: int, world: int) -> None:
         kept = {key: named[key] for key in ("use_local_synchronization", "group_desc") if key in named}
         return add(ranks, backend="fake", **kept)
 
+    if not hasattr(module, "ProcessGroupNCCL"):  # PyTorch for CPUs has none
+        module.ProcessGroupNCCL = module.distributed_c10d.ProcessGroupNCCL = _Nccl
     mesh = module.device_mesh
     instead: dict[Callable[..., Any], Callable[..., Any]] = {
         begin: init_process_group,

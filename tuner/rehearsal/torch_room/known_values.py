@@ -26,6 +26,13 @@ _EMPTY, _EMPTY_STRIDED, _FULL = torch.empty, torch.empty_strided, torch.full
 """PyTorch's own functions, which programs may replace."""
 _NO_VALUES = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted", "resize_")
 """Operators whose result has no values, whatever they are given."""
+_TRUE: set[int] = set()
+"""Storages, by their addresses, of truth values that are true in all places, however many they are."""
+_STAY_TRUE = (
+    *(torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten._reshape_copy.default),
+    *(torch.ops.aten.all.default, torch.ops.aten.any.default),
+)
+"""Operators whose result is true if their first argument is true in all places."""
 
 
 def equal_numbers(shape: tuple[int, ...], value: int) -> torch.Tensor:
@@ -49,8 +56,11 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def are_known(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether the values of one of several tensors are known."""
-    return bool(_REAL) and any(tensor.untyped_storage()._cdata in _REAL for tensor in tensors)
+    """Return whether something is known of the values of one of several tensors."""
+    if not (_REAL or _TRUE):
+        return False
+    storages = (tensor.untyped_storage()._cdata for tensor in tensors)
+    return any(storage in _REAL or storage in _TRUE for storage in storages)
 
 
 def makes_values(func: Any) -> bool:
@@ -72,6 +82,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if (chosen := selected(func, args)) is not None:
         return chosen
     given = list(_tensors(args, kwargs))
+    if func in _STAY_TRUE and is_true(given[0]):
+        return always_true(func(*args, **kwargs))
     if not given:
         result = func(*args, **kwargs)
         if isinstance(result, FakeTensor) and _is_kept(result) and makes_values(func):
@@ -94,6 +106,13 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if all(_is_kept(one) for one in tree_leaves(result) if isinstance(one, torch.Tensor)):
         _follow(func, args, kwargs, result)
     return result
+_TRUE: set[int] = set()
+"""Storages, by their addresses, of truth values that are true in all places, however many they are."""
+_STAY_TRUE = (
+    *(torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten._reshape_copy.default),
+    *(torch.ops.aten.all.default, torch.ops.aten.any.default),
+)
+"""Operators whose result is true if their first argument is true in all places."""
 
 
 @contextmanager

@@ -10,10 +10,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tuner.rehearsal.torch_room.host_tensors import on_device
+from tuner.rehearsal.torch_room.known_values import always_true
 
 CPU = torch.device("cpu")
 _TO, _DEVICE, _TENSOR = torch.Tensor.to, torch.device, torch.tensor
 """Functions that are given a device without its name, or numbers."""
+_FINITE = (torch.isfinite, torch.Tensor.isfinite)
+"""Functions that ask whether numbers are finite, as all are here."""
 
 
 class OnCpu(TorchFunctionMode):
@@ -37,7 +40,8 @@ class OnCpu(TorchFunctionMode):
             args = (torch.device("cuda", args[0]), *args[1:])
         if func is _TENSOR:
             return _tensor(func, args, kwargs)
-        return func(*args, **kwargs)
+        made = func(*args, **kwargs)
+        return always_true(made) if func in _FINITE else made
 
 
 def _tensor(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

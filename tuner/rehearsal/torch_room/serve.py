@@ -42,6 +42,7 @@ from tuner.rehearsal.torch_room import attention, distributed_tensors, norms, pi
 from tuner.rehearsal.torch_room.autocast import stand_in_for_autocast
 from tuner.rehearsal.torch_room.cuda import DeviceFacts, stand_in_for_cuda
 from tuner.rehearsal.torch_room.frameworks import registry
+from tuner.rehearsal.torch_room.frameworks.deep_ep import stand_in_for_deep_ep
 from tuner.rehearsal.torch_room.frameworks.transformer_engine import stand_in_for_kernels
 from tuner.rehearsal.torch_room.groups import stand_in_for_groups
 from tuner.rehearsal.torch_room.invented import shown_file
@@ -157,6 +158,7 @@ def _exchange(device: dict[str, Any], progress: Progress) -> bool:
     Rounds(progress).follow()
     if progress.watch.order is not None:
         progress.watch.order.follow_works()
+    stand_in_for_deep_ep(progress.watch)
     return stand_in_for_kernels(progress.watch)
 
 

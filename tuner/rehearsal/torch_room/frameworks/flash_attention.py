@@ -48,7 +48,7 @@ def _forward(watch: Watch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_
 
 
 def _backward(
-    watch: Watch, grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any
+    watch: Watch, _grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any
 ) -> torch.Tensor:
     """Return the sums of the softmax's backward pass; the gradients are written where the caller wants them."""
     watch.note("flash.attention_bwd", tuple(q.shape), tuple(k.shape))

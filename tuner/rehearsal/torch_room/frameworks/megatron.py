@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from tuner.rehearsal.torch_room.groups import with_data
 from tuner.rehearsal.torch_room.host_tensors import in_host_memory
+from tuner.rehearsal.torch_room.invented import answering
 from tuner.rehearsal.torch_room.known_values import count_selected, equal_numbers, selecting
 from tuner.rehearsal.torch_room.on_import import RankAskedError
 from tuner.rehearsal.torch_room.progress import Progress
 from tuner.rehearsal.torch_room.storages import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
-
 
 _BALANCED = "tokens of each expert: as many as of any other"
 
@@ -30,6 +31,8 @@ def changes(progress: Progress) -> dict[str, Callable[[Any], None]]:
         "megatron.training.initialize": lambda module: setattr(module, "_compile_dependencies", lambda: None),
         "megatron.core.transformer.moe.moe_utils": _count_permuted,
         "megatron.core.transformer.moe.token_dispatcher": lambda module: _balance_experts(module, progress),
+        "megatron.core.distributed.fsdp.mcore_fsdp_adapter": _compute_meshes,
+        "megatron.training.utils": _pack_nothing,
         "megatron.training.training": lambda module: _follow_loop(module, progress),
     }
 
@@ -97,6 +100,26 @@ def _prepare() -> None:
         importlib.import_module("megatron.core.tokenizers.text.libraries")
 
 
+def _compute_meshes(adapter: Any) -> None:
+    """Let meshes of ranks be computed with the numbers of the ranks."""
+    for name, held in list(vars(adapter).items()):
+        if name.startswith("_get_") and name.endswith("_mesh"):
+            setattr(adapter, name, with_data(held))
+
+
+def _pack_nothing(utils: Any) -> None:
+    """Let a batch that comes from another rank have no packed sequences: their number is a tensor's."""
+    get = getattr(utils, "get_batch_on_this_tp_rank", None)
+    if get is None:
+        return
+
+    def get_batch_on_this_tp_rank(*given: Any, **named: Any) -> Any:
+        with answering(0):
+            return get(*given, **named)
+
+    utils.get_batch_on_this_tp_rank = get_batch_on_this_tp_rank
+
+
 def _follow_loop(training: Any, progress: Progress) -> None:
     """Let the training loop report its steps, which end after the last."""
     _prepare()
@@ -111,6 +134,7 @@ def _follow_loop(training: Any, progress: Progress) -> None:
         storages = progress.watch.storages
         for chunk in model:
             storages.assign([one.data for one in chunk.parameters()], WEIGHTS)
+            storages.assign([held for one in chunk.parameters() for held in _quantized_parts(one)], WEIGHTS)
             for buffer in _buffers(chunk):
                 storages.assign(buffer.grad_data, GRADIENTS)
                 if buffer.param_data is not None:
@@ -128,6 +152,14 @@ def _follow_loop(training: Any, progress: Progress) -> None:
         return result
 
     training.setup_model_and_optimizer, training.train_step = setup_model_and_optimizer, train_step
+
+
+def _quantized_parts(parameter: Any) -> list[Any]:
+    """Return what a weight in FP8 holds: data, a transposed copy, scales."""
+    if not hasattr(parameter, "_quantizer"):
+        return []
+    names, _ = parameter.__tensor_flatten__()
+    return [getattr(parameter, name) for name in names]
 
 
 def _buffers(chunk: Any) -> Iterator[Any]:
@@ -197,4 +229,36 @@ def _balance_experts(module: Any, progress: Progress) -> None:
         return sorted_states, equal_numbers((local,), each), *others
 
     gathering.dispatch_postprocess = dispatch_postprocess
+    _balance_flex(module)
     module.MoEAlltoAllTokenDispatcher._maybe_dtoh_and_synchronize = counted
+
+
+def _balance_flex(module: Any) -> None:
+    """Give the managers of the dispatcher `flex` the experts of a balanced router."""
+    deep = getattr(module, "_DeepepManager", None)
+    if deep is not None:
+        sort = deep.get_permuted_hidden_states_by_experts
+
+        def get_permuted(self: Any, hidden_states: torch.Tensor) -> Any:
+            with selecting(sum(self.tokens_per_expert.tolist())):
+                return sort(self, hidden_states)
+
+        deep.get_permuted_hidden_states_by_experts = get_permuted
+        deep._indices_to_multihot = lambda self, indices, probs: _multihot(indices, probs, self.num_local_experts)
+        module.fused_indices_to_multihot = _multihot
+    hybrid = getattr(module, "_HybridEPManager", None)
+    if hybrid is not None and module.hybrid_ep_dispatch is not None:
+        dispatch = hybrid.dispatch
+        buffer = importlib.import_module("deep_ep").HybridEPBuffer
+
+        def dispatched(self: Any, *given: Any, **named: Any) -> Any:
+            buffer.top = self.config.moe_router_topk
+            return dispatch(self, *given, **named)
+
+        hybrid.dispatch = dispatched
+
+
+def _multihot(indices: torch.Tensor, probs: torch.Tensor, experts: int) -> Any:
+    """Return which of its experts each row goes to, and the weights, spread over the experts."""
+    spread = probs.sum(dim=1, keepdim=True).expand(-1, experts).contiguous()
+    return torch.empty((indices.shape[0], experts), dtype=torch.bool), spread

@@ -1,8 +1,7 @@
 """Kernels of Transformer Engine's extension for PyTorch, as the tensors that they make.
 
 Transformer Engine's Python code runs above them as it is. Shapes and arguments follow its sources
-(transformer_engine/pytorch/csrc/extensions, version 2.20); kernels of other precisions than bf16 and fp16 are left out
-and say so.
+(transformer_engine/pytorch/csrc/extensions, version 2.20); kernels that are left out say so.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from tuner.rehearsal.torch_room.frameworks.flash_attention import offer_flash_attention
+from tuner.rehearsal.torch_room.frameworks.quantized import dtype_of, quantized, shape_of, written
 from tuner.rehearsal.torch_room.watch import NoStandInError, Watch
 
 _TYPES: Any = enum.IntEnum(  # type: ignore[misc] # the name is that of the extension
@@ -37,6 +37,15 @@ _DTYPES = {0: torch.uint8, 2: torch.int32, 4: torch.float32, 5: torch.float16, 6
 _BACKENDS: Any = enum.IntEnum(  # type: ignore[misc] # as above
     "NVTE_Fused_Attn_Backend", {"NVTE_No_Backend": -1, "NVTE_F16_arbitrary_seqlen": 1, "NVTE_FP8": 2}
 )
+_OF_FORWARD = ("INPUT", "WEIGHT", "OUTPUT")
+_FORWARD: Any = enum.IntEnum(  # type: ignore[misc] # as above
+    "FP8FwdTensors",
+    [(f"GEMM{gemm}_{name}", 3 * gemm - 3 + at) for gemm in (1, 2, 3) for at, name in enumerate(_OF_FORWARD)],
+)
+_BACKWARD: Any = enum.IntEnum(  # type: ignore[misc] # as above
+    "FP8BwdTensors",
+    [(f"GRAD_{name}{gemm}", 2 * gemm - 2 + at) for gemm in (1, 2, 3) for at, name in enumerate(("OUTPUT", "INPUT"))],
+)
 _VERSIONS = {"get_cublasLt_version": 130100, "get_cudnn_version": 91900, "get_num_cublas_streams": 4}
 
 
@@ -49,6 +58,14 @@ class _Open(type):
         value = len([known for known in vars(cls) if not known.startswith("__")])
         setattr(cls, name, value)
         return value
+
+    def __call__(cls, *_: Any, **__: Any) -> Any:
+        """Refuse to make an object: nothing stands for what it would do.
+
+        Raises:
+            NoStandInError: always.
+        """
+        raise NoStandInError(f"the rehearsal knows no class {cls.__name__} of Transformer Engine")
 
 
 class Kernels:
@@ -64,7 +81,7 @@ class Kernels:
         b: Any,
         transb: bool,
         out: Any,
-        _quantizer: Any,
+        quantizer: Any,
         out_dtype: Any,
         *rest: Any,
         comm_overlap: Any = None,
@@ -73,26 +90,73 @@ class Kernels:
         """Return `b @ a`, as cuBLAS does in column-major order; with `grad`, also the gradient of the bias."""
         if comm_overlap is not None:
             raise NoStandInError("the rehearsal knows no products that overlap with collectives of tp (userbuffers)")
-        bias, _, gelu, gelu_in, grad = rest[:5]
-        rows = b.shape[-1] if transb else b.shape[:-1].numel()
-        columns = a.shape[:-1].numel() if transa else a.shape[-1]
-        self._note("te.gemm", tuple(a.shape), tuple(b.shape), (rows, columns))
+        bias, bias_dtype, gelu, gelu_in, grad = rest[:5]
+        left, right = shape_of(a), shape_of(b)
+        rows = right[-1] if transb else right[:-1].numel()
+        columns = left[:-1].numel() if transa else left[-1]
+        self._note("te.gemm", tuple(left), tuple(right), (rows, columns))
         if out is None:
-            lead = (rows,) if transb else tuple(b.shape[:-1])
-            out = _new((*lead, columns), _dtype(out_dtype, b.dtype))
-        bias_gradient = _new((b.shape[-1],), b.dtype) if grad and bias is not None else None
-        return out, bias_gradient, _like(out) if gelu and not grad else gelu_in, None
+            lead = (rows,) if transb else tuple(right[:-1])
+            out = written(quantizer, None, (*lead, columns), _dtype(out_dtype, dtype_of(b)))
+        bias_gradient = _new((right[-1],), _dtype(bias_dtype, torch.bfloat16)) if grad and bias is not None else None
+        gelu_input = _new(shape_of(out), dtype_of(out)) if gelu and not grad else gelu_in
+        return out, bias_gradient, gelu_input, None
 
     def te_general_grouped_gemm(self, a: Any, transa: Any, b: Any, transb: Any, *rest: Any) -> Any:
         """Return the gradients of biases, which the caller made, of one product for each expert."""
         for one, other in zip(a, b, strict=True):
-            self._note("te.grouped_gemm", tuple(one.shape), tuple(other.shape), (int(transa), int(transb)))
+            self._note("te.grouped_gemm", tuple(shape_of(one)), tuple(shape_of(other)), (int(transa), int(transb)))
         return rest[3]
 
-    def rmsnorm_fwd(self, x: Any, _weight: Any, _eps: Any, out: Any, _quantizer: Any, dtype: Any, *_: Any) -> Any:
+    def quantize(self, x: Any, quantizer: Any, out: Any = None, _noop: Any = None, **_: Any) -> Any:
+        """Return the quantized tensor."""
+        self._note("te.quantize", tuple(x.shape))
+        return quantized(quantizer, x.shape, x.dtype) if out is None else out
+
+    def bgrad_quantize(self, grad: Any, quantizer: Any) -> tuple[Any, Any]:
+        """Return the gradient of the bias, and the quantized gradient."""
+        self._note("te.quantize", tuple(grad.shape))
+        return _new((grad.shape[-1],), grad.dtype), quantized(quantizer, grad.shape, grad.dtype)
+
+    def split_quantize(self, x: Any, sizes: Sequence[int], quantizers: Sequence[Any], **_: Any) -> list[Any]:
+        """Return the quantized rows of each expert."""
+        self._note("te.quantize", tuple(x.shape))
+        pairs = zip(sizes, quantizers, strict=True)
+        return [quantized(quantizer, (size, *x.shape[1:]), x.dtype) for size, quantizer in pairs]
+
+    def create_empty_quantized_tensor(self, quantizer: Any, shape: Sequence[int], dtype: Any, *_: Any) -> Any:
+        """Return a quantized tensor without values, such as a weight before it is initialized."""
+        return quantized(quantizer, shape, dtype)
+
+    def dequantize(self, x: Any, dtype: Any) -> Any:
+        """Return the tensor of high precision."""
+        self._note("te.dequantize", tuple(shape_of(x)))
+        return _new(shape_of(x), _dtype(dtype, dtype_of(x)))
+
+    def fp8_transpose(self, data: Any, _dtype_of_data: Any, *, out: Any = None) -> Any:
+        """Return the transposed data: the last dimension first."""
+        self._note("te.transpose", tuple(data.shape))
+        return _new((data.shape[-1], *data.shape[:-1]), data.dtype) if out is None else out
+
+    def swap_first_dims(self, x: Any, *, out: Any = None) -> Any:
+        """Return the tensor with its first two dimensions exchanged."""
+        self._note("te.transpose", tuple(x.shape))
+        return _new((x.shape[1], x.shape[0], *x.shape[2:]), x.dtype) if out is None else out
+
+    def fused_amax_and_scale_update_after_reduction(self, *_: Any) -> None:
+        """Change the scales of delayed scaling in place."""
+
+    compute_amax = multi_tensor_compute_scale_and_scale_inv = fused_amax_and_scale_update_after_reduction
+    multi_tensor_compute_scale_inv_e8m0 = fused_amax_and_scale_update_after_reduction
+    fp8_block_scaling_compute_partial_amax = fused_amax_and_scale_update_after_reduction
+    fp8_block_scaling_partial_cast = fused_amax_and_scale_update_after_reduction
+    mxfp8_scaling_compute_partial_amax = fused_amax_and_scale_update_after_reduction
+    mxfp8_scaling_partial_cast = fused_amax_and_scale_update_after_reduction
+
+    def rmsnorm_fwd(self, x: Any, _weight: Any, _eps: Any, out: Any, quantizer: Any, dtype: Any, *_: Any) -> Any:
         """Return the normed rows, nothing, and a statistic for each row."""
         self._note("te.rmsnorm_fwd", tuple(x.shape))
-        return _given(out, x.shape, _dtype(dtype, x.dtype)), None, _new(x.shape[:1], torch.float32)
+        return written(quantizer, out, x.shape, _dtype(dtype, x.dtype)), None, _new(x.shape[:1], torch.float32)
 
     def rmsnorm_bwd(self, grad: Any, x: Any, _rsigma: Any, weight: Any, *_: Any) -> Any:
         """Return the gradients of rows and weight."""
@@ -100,12 +164,12 @@ class Kernels:
         return _new(x.shape, grad.dtype), _like(weight)
 
     def layernorm_fwd(
-        self, x: Any, _weight: Any, _bias: Any, _eps: Any, out: Any, _quantizer: Any, dtype: Any, *_: Any
+        self, x: Any, _weight: Any, _bias: Any, _eps: Any, out: Any, quantizer: Any, dtype: Any, *_: Any
     ) -> Any:
         """Return the normed rows and two statistics for each."""
         self._note("te.layernorm_fwd", tuple(x.shape))
         statistics = (_new(x.shape[:1], torch.float32) for _ in range(2))
-        return (_given(out, x.shape, _dtype(dtype, x.dtype)), *statistics)
+        return (written(quantizer, out, x.shape, _dtype(dtype, x.dtype)), *statistics)
 
     def layernorm_bwd(self, grad: Any, x: Any, _mu: Any, _rsigma: Any, weight: Any, *_: Any) -> Any:
         """Return the gradients of rows, weight and bias."""
@@ -163,19 +227,34 @@ class Kernels:
     scaled_masked_softmax_backward = scaled_upper_triang_masked_softmax_backward = scaled_softmax_backward
     scaled_aligned_causal_masked_softmax_backward = scaled_softmax_backward
 
-    def swiglu(self, x: Any, *_: Any, **__: Any) -> Any:
+    def swiglu(self, x: Any, quantizer: Any = None, *_: Any, **__: Any) -> Any:
         """Return the gated half of the columns."""
         self._note("te.glu", tuple(x.shape))
-        return _new((*x.shape[:-1], x.shape[-1] // 2), x.dtype)
+        return written(quantizer, None, (*x.shape[:-1], x.shape[-1] // 2), x.dtype)
 
     geglu = reglu = swiglu
+
+    def dswiglu(self, grad: Any, x: Any, quantizer: Any = None, *_: Any, **__: Any) -> Any:
+        """Return the gradient of both halves."""
+        self._note("te.glu", tuple(x.shape))
+        return written(quantizer, None, x.shape, grad.dtype)
+
+    dgeglu = dreglu = dswiglu
+
+    def scaled_swiglu(self, x: Any, _scale: Any, *_: Any) -> Any:
+        """Return the gated half of the columns, each row times its probability."""
+        return self.swiglu(x)
+
+    def scaled_dswiglu(self, grad: Any, x: Any, scale: Any, *_: Any) -> Any:
+        """Return the gradients of both halves and of the probabilities."""
+        return self.dswiglu(grad, x), _like(scale)
 
     def multi_tensor_adam(self, *given: Any) -> None:
         """Change weights and moments in place."""
         self._note("te.adam", (sum(one.numel() for one in given[2][0]),))
 
     multi_tensor_adam_capturable = multi_tensor_adam_capturable_master = multi_tensor_adam
-    multi_tensor_adam_param_remainder = multi_tensor_adam
+    multi_tensor_adam_param_remainder = multi_tensor_adam_fp8 = multi_tensor_adam
 
     def multi_tensor_scale(self, *given: Any, **_: Any) -> None:
         """Scale in place."""
@@ -213,6 +292,7 @@ class Extension(ModuleType):
         known = {name: _called(name, getattr(kernels, name)) for name in dir(kernels) if not name.startswith("_")}
         constants = {name: lambda _value=value: _value for name, value in _VERSIONS.items()}
         vars(self).update(known | constants, DType=_TYPES, NVTE_Fused_Attn_Backend=_BACKENDS)
+        vars(self).update(FP8FwdTensors=_FORWARD, FP8BwdTensors=_BACKWARD)
 
     def __getattr__(self, name: str) -> Any:
         """Return an enumeration for a name that begins as a class, and what refuses to run for any other."""
@@ -289,7 +369,3 @@ def _new(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
     return _new(tensor.shape, tensor.dtype)
-
-
-def _given(out: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return _new(shape, dtype) if out is None else out

@@ -1,0 +1,55 @@
+"""Rehearsals of Megatron-LM's experts by every dispatcher, and of its ways to shard weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.rehearsal.megatron_study import needs_megatron, write_study
+from tests.support.rehearsal.rehearsed import calls, rehearsed
+
+pytestmark = [pytest.mark.slow, needs_megatron()]
+
+HIDDEN, LAYERS, LENGTH = 512, 8, 1024
+EXPERTS = (
+    *("--num-experts", "8", "--moe-router-topk", "2", "--moe-grouped-gemm", "--moe-router-dtype", "fp32"),
+    *("--expert-model-parallel-size", "4"),
+)
+
+
+def answer_of(folder, *flags):
+    """Answer of rank 5 of eight replicas."""
+    study = write_study(folder, *flags)
+    (answer,) = rehearsed(study, "--config", "dp=8,mbs=1", "--ranks", "5")["ranks"]
+    assert answer["verdict"] == "accepted", answer["error"]
+    return answer
+
+
+def test_gathered_tokens_are_those_of_all_ranks_of_experts(tmp_path):
+    """The tokens of four ranks are gathered in every layer, 1,024 of each, and scattered back."""
+    answer = answer_of(tmp_path, *EXPERTS, "--moe-token-dispatcher-type", "allgather")
+
+    size = 4 * LENGTH * HIDDEN * 2
+    gathers = [one for one in answer["collectives"] if one["size_bytes"] == size and "allgather" in one["name"]]
+    assert sum(one["count"] for one in gathers) == 2 * LAYERS
+    assert all(len(one["ranks"]) == 4 for one in gathers)
+    assert any("tokens of each expert" in place for place in answer["invented"])
+
+
+@pytest.mark.parametrize("backend", ["deepep", "hybridep"])
+def test_deep_ep_stands_for_the_exchange(tmp_path, backend):
+    """The experts' parameters are those of `alltoall`, nothing of PyTorch exchanges tokens, and that is told."""
+    flags = ("--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", backend)
+    answer = answer_of(tmp_path, *EXPERTS, *flags)
+
+    assert calls(answer, "alltoall") == 0
+    assert any("deep_ep, which is not installed here" in place for place in answer["invented"])
+
+
+def test_megatron_fsdp_keeps_a_share_of_everything(tmp_path):
+    """Weights, gradients and states of eight replicas are sharded: an eighth of 2, 4 and 12 bytes."""
+    flags = ("--use-megatron-fsdp", "--data-parallel-sharding-strategy", "optim_grads_params")
+    whole = answer_of(tmp_path)
+    answer = answer_of(tmp_path, *flags, "--ckpt-format", "fsdp_dtensor")
+
+    assert answer["peak_bytes"] < 0.7 * whole["peak_bytes"]
+    assert answer["parts_bytes"]["optimizer"] <= whole["parts_bytes"]["optimizer"] * 1.05
