@@ -46,8 +46,10 @@ class RankAnswer:
         peak_bytes: Largest number of bytes of all tensors alive in the last step; None without one.
         parts: Bytes at that peak by PARTS.
         micro_batches: Number of micro-batches that were made of a step, and that it has; None without a step.
-        operators: Number of calls of operators in the last step.
-        collectives: Collectives of the last step.
+        is_whole_step: Whether bytes, operators and collectives are those of all micro-batches: made, or followed from
+            two steps of different numbers.
+        operators: Number of calls of operators in a step.
+        collectives: Collectives of a step.
         invented: Number of times that each place in the program got an answer that no data gave.
         cpu_s: CPU time of the last step [s].
         resident_bytes: Memory of the process that rehearsed [bytes].
@@ -63,6 +65,7 @@ class RankAnswer:
     peak_bytes: int | None = None
     parts: Mapping[str, int]
     micro_batches: tuple[int, int] | None = None
+    is_whole_step: bool = False
     operators: int = 0
     collectives: tuple[Collective, ...] = ()
     invented: Mapping[str, int]
@@ -72,6 +75,7 @@ class RankAnswer:
     @staticmethod
     def from_json(found: Mapping[str, Any], stage: int) -> RankAnswer:
         """Return the answer that the room wrote for a rank of a stage."""
+        parts, further = found.get("peak_parts", {}), found.get("further_bytes", 0)
         peaks, cpu_s = found.get("peaks") or [None], found.get("cpu_s") or [None]
         return RankAnswer(
             rank=found["rank"],
@@ -81,9 +85,10 @@ class RankAnswer:
             where=tuple(found.get("where", ())),
             printed=found.get("printed", ""),
             parameters=found.get("parameters"),
-            peak_bytes=peaks[-1],
-            parts=found.get("peak_parts", {}),
+            peak_bytes=None if peaks[-1] is None else peaks[-1] + further,
+            parts=parts | {"activations": parts.get("activations", 0) + further} if further else parts,
             micro_batches=tuple(found["micro_batches"]) if found.get("micro_batches") else None,
+            is_whole_step=found.get("is_whole_step", False),
             operators=sum(count for *_, count in found.get("operators", ())),
             collectives=tuple(
                 Collective(name=name, size_bytes=size, ranks=tuple(ranks), peer=None if peer < 0 else peer, count=count)
@@ -107,6 +112,7 @@ class RankAnswer:
             "peak_bytes": self.peak_bytes,
             "parts_bytes": {part: self.parts.get(part, 0) for part in PARTS},
             "micro_batches": None if self.micro_batches is None else list(self.micro_batches),
+            "is_whole_step": self.is_whole_step,
             "operators": self.operators,
             "collectives": [
                 {

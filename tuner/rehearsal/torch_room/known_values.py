@@ -13,8 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 _EQUAL: dict[int, int] = {}
 """Number in all places of a storage, by the storage's address."""
-COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten._reshape_copy.default)
-"""Operators whose result has the numbers of their first argument."""
+_COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten._reshape_copy.default)
 
 
 def equal_numbers(shape: tuple[int, ...], value: int) -> torch.Tensor:
@@ -24,9 +23,14 @@ def equal_numbers(shape: tuple[int, ...], value: int) -> torch.Tensor:
     return found
 
 
+def has_known_numbers(tensor: torch.Tensor) -> bool:
+    """Return whether it is known what numbers a tensor stands for."""
+    return bool(_EQUAL) and tensor.untyped_storage()._cdata in _EQUAL
+
+
 def follow_copy(func: Any, source: Any, result: Any) -> None:
     """Let a copy of equal numbers stand for them too."""
-    if func in COPIES and isinstance(source, torch.Tensor):
+    if func in _COPIES and isinstance(source, torch.Tensor):
         value = _EQUAL.get(source.untyped_storage()._cdata)
         if value is not None:
             _keep(result, value)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.rehearsal.torch_room.watch import Watch
+from tuner.rehearsal.torch_room.watch import Watch, as_lists
+from tuner.rehearsal.torch_room.whole_step import whole_bytes, whole_counts
 
 
 class EnoughError(BaseException):
@@ -21,7 +23,7 @@ class Progress:
         watch: Record of the present step.
         steps: Number of steps after which the program ends.
         most_micro_batches: Largest number of micro-batches that a step makes; None for all.
-        micro_batches: Number of micro-batches that each step makes, and that it would make.
+        micro_batches: Number of micro-batches that the last step makes, and that it would make.
         parameters: Number of parameters of this rank; None before the model is built.
         built_parts: Bytes by purpose after the model and the optimizer were built.
         has_own_loop: Whether a framework's own loop reports the steps, so that its optimizers do not.
@@ -39,17 +41,39 @@ class Progress:
     peaks: list[int] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     _began_s: float = 0.0
+    _fewest: int = 1
+    _passed: int = 0
+    _short: tuple[Counter[Any], Counter[Any], int] | None = None
 
     def built(self, parameters: int) -> None:
         """Record that model and optimizer are built."""
         self.parameters, self.built_parts = parameters, self.watch.storages.parts
         self._began_s = time.process_time()
 
-    def cut_micro_batches(self, whole: int) -> int:
-        """Return how many of the micro-batches of a step are made."""
-        cut = whole if self.most_micro_batches is None else min(whole, self.most_micro_batches)
-        self.micro_batches = (cut, whole)
-        return cut
+    def cut_micro_batches(self, whole: int, enough: int | None = None, fewest: int = 1) -> int:
+        """Return how many of the micro-batches of the present step are made.
+
+        If they are cut, a step follows the others: all but the last make as few as can be, so that the last two tell what
+        a whole step would do.
+
+        Args:
+            whole: Micro-batches of a step.
+            enough: Number after which the schedule holds no more than before; by default `most_micro_batches`.
+            fewest: Smallest number that the schedule can make.
+        """
+        most = self.most_micro_batches
+        cut = whole if most is None else min(whole, most if enough is None else max(enough, fewest + 2))
+        self.micro_batches, self._fewest = (cut, whole), min(fewest, cut)
+        return self._fewest if cut < whole and len(self.peaks) < self.steps else cut
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether steps make fewer micro-batches than they would."""
+        return self.micro_batches is not None and self.micro_batches[0] < self.micro_batches[1]
+
+    def end_passes(self) -> None:
+        """Record that the forward and backward passes of a step are over, and its optimizer follows."""
+        self._passed = self.watch.storages.live
 
     def begin_step(self) -> None:
         """Record that a step begins."""
@@ -64,12 +88,19 @@ class Progress:
         """
         self.peaks.append(self.watch.storages.peak)
         self.cpu_s.append(time.process_time() - self._began_s)
-        if len(self.peaks) == self.steps:
+        if len(self.peaks) == self.steps + self.is_cut:
             raise EnoughError
+        self._short = self.watch.operators.copy(), self.watch.collectives.copy(), self._passed
 
     def as_json(self) -> dict[str, Any]:
         """Return what was seen as JSON types."""
         watch = self.watch
+        operators, collectives, further = watch.operators, watch.collectives, None
+        if self.is_cut and self._short is not None and len(self.peaks) > self.steps:
+            (made, whole), short = self.micro_batches or (0, 0), self._short
+            operators = whole_counts(short[0], operators, (self._fewest, made), whole)
+            collectives = whole_counts(short[1], collectives, (self._fewest, made), whole)
+            further = whole_bytes(short[2], self._passed, (self._fewest, made), whole)
         return {
             "parameters": self.parameters,
             "built": self.built_parts,
@@ -77,7 +108,9 @@ class Progress:
             "peaks": self.peaks,
             "peak_parts": watch.storages.peak_parts,
             "cpu_s": self.cpu_s,
-            "operators": [[name, shapes, count] for (name, shapes), count in watch.operators.most_common()],
-            "collectives": watch.counted_collectives(),
+            "is_whole_step": not self.is_cut or further is not None,
+            "further_bytes": further or 0,
+            "operators": [[name, shapes, count] for (name, shapes), count in operators.most_common()],
+            "collectives": as_lists(collectives),
             "invented": dict(watch.invented.most_common()),
         }

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tuner.rehearsal.torch_room.invented import ASKED, place_in_program
-from tuner.rehearsal.torch_room.known_values import COPIES, follow_copy
+from tuner.rehearsal.torch_room.known_values import follow_copy, has_known_numbers
 from tuner.rehearsal.torch_room.repeats import VIEWS, Known, can_repeat, key_of, learned, view_of
 from tuner.rehearsal.torch_room.storages import Storages
 
@@ -62,16 +62,17 @@ class Watch:
         self.collectives.clear()
         self.storages.begin_step()
 
-    def counted_collectives(self) -> list[tuple[str, int, tuple[int, ...], int, int]]:
-        """Return name, bytes, ranks, peer and number of calls of each kind of collective, the most frequent first."""
-        found: Counter[tuple[str, int, tuple[int, ...], int]] = Counter()
-        for one, count in self.collectives.items():
-            found[one.name, one.size, one.ranks, one.peer] += count
-        return [(*one, count) for one, count in found.most_common()]
-
     def note(self, kernel: str, *shapes: tuple[int, ...]) -> None:
         """Record a kernel that no operator of PyTorch stands for."""
         self.operators[kernel, shapes] += 1
+
+
+def as_lists(collectives: Counter[Collective]) -> list[tuple[str, int, tuple[int, ...], int, int]]:
+    """Return name, bytes, ranks, peer and number of calls of each kind of collective, the most frequent first."""
+    found: Counter[tuple[str, int, tuple[int, ...], int]] = Counter()
+    for one, count in collectives.items():
+        found[one.name, one.size, one.ranks, one.peer] += count
+    return [(*one, count) for one, count in found.most_common()]
 
 
 class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's class has no types
@@ -124,10 +125,12 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         tensors: list[Any] = []
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             key = key_of(func, args, kwargs, tensors)
+            if any(map(has_known_numbers, tensors)):
+                key = None
             known = self._known.get(key) if key is not None else None
             results = known.again(tensors) if known is not None and known.made is not None else None
             if known is not None and results is not None:
-                return self._record_again(func, args, known, results)
+                return self._record_again(known, results)
         result = self._run(func, args, kwargs)
         if key is not None and known is None:
             self._learn(key, func, args, kwargs, tensors, result)
@@ -141,14 +144,12 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
                 self.watch.storages.see_one(view)
             return view
 
-    def _record_again(self, func: Any, args: Any, known: Known, results: list[Any]) -> Any:
+    def _record_again(self, known: Known, results: list[Any]) -> Any:
         """Record an operator whose results were made again, and return them."""
         storages = self.watch.storages
         for one in results:
             if type(one) is FakeTensor:
                 storages.see_one(one)
-        if func in COPIES:
-            follow_copy(func, args[0], results[0])
         if known.noted is not None:
             self.watch.operators[known.noted] += 1
         return known.sequence(results) if known.sequence is not None else results[0]
