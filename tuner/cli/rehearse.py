@@ -44,7 +44,7 @@ def rehearse(
         str, Option(metavar="stages|all|0,7", help="Ranks to run: the first of each stage, all, or these.")
     ] = STAGES,
     whole: Annotated[
-        bool, Option("--all-micro-batches", help="Make all micro-batches of a step, not just twice pp of them.")
+        bool, Option("--all-micro-batches", help="Make all micro-batches of a step, not just as many as fill the pipeline.")
     ] = False,
     yes: Annotated[bool, Option("--yes", help="Run the program without asking.")] = False,
     unconfined: Annotated[
@@ -114,6 +114,7 @@ def _rehearsed(
         for answer in rehearse(
             cases_of(program, config, ranks, None if whole else enough_micro_batches(config)),
             device=device,
+            jobs=len(os.sched_getaffinity(0)),
             limit_s=limit_s,
             unconfined=unconfined,
             environment=os.environ,
@@ -183,7 +184,8 @@ def _print_summary(answers: list[RankAnswer], predicted: list[int] | None) -> No
         typer.echo(f"The cost model predicts {shown} GiB of tensors at the peak of each stage.")
     made, of_step = accepted[0].micro_batches or (0, 0)
     if made < of_step:
-        typer.echo(f"Made {made} of the {of_step} micro-batches of a step: with more, no stage holds more.")
+        follows = "the figures of all follow" if accepted[0].is_whole_step else "with more, no stage holds more"
+        typer.echo(f"Made {made} of the {of_step} micro-batches of a step: {follows}.")
     if places := {place for answer in accepted for place in answer.invented}:
         typer.echo(f"Answers that no data gave, at {len(places)} places (--json counts them):")
         for place in sorted(places)[:SHOWN_PLACES]:
