@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Verdict = Literal["accepted", "refused", "unknown"]
@@ -52,6 +52,8 @@ class RankAnswer:
         collectives: Collectives of a step.
         invented: Number of times that each place in the program got an answer that no data gave.
         cpu_s: CPU time of the last step [s].
+        cpu_parts_s: CPU time of the import, which all ranks share, of building the model, of each step, and of the whole
+            case without the import [s].
         resident_bytes: Memory of the process that rehearsed [bytes].
     """
 
@@ -70,6 +72,7 @@ class RankAnswer:
     collectives: tuple[Collective, ...] = ()
     invented: Mapping[str, int]
     cpu_s: float | None = None
+    cpu_parts_s: Mapping[str, float] = field(default_factory=dict)
     resident_bytes: int = 0
 
     @staticmethod
@@ -96,6 +99,12 @@ class RankAnswer:
             ),
             invented=found.get("invented", {}),
             cpu_s=cpu_s[-1],
+            cpu_parts_s={
+                "import": found.get("import_cpu_s", 0.0),
+                "build": found.get("build_cpu_s", 0.0),
+                **{f"step {number}": taken for number, taken in enumerate(found.get("cpu_s") or (), 1)},
+                "case": found.get("case_cpu_s", 0.0),
+            },
             resident_bytes=found.get("resident_bytes", 0),
         )
 
@@ -126,5 +135,6 @@ class RankAnswer:
             ],
             "invented": dict(self.invented),
             "cpu_s": self.cpu_s,
+            "cpu_parts_s": dict(self.cpu_parts_s),
             "resident_bytes": self.resident_bytes,
         }

@@ -92,9 +92,7 @@ def test_a_whole_step_follows_from_few_micro_batches(tmp_path, name):
     """Peak and parts to the last byte, operators, and each collective's count are those of a step that makes all."""
     layout, flags, made = SCHEDULES[name]
     study = write_study(tmp_path, *flags, "--global-batch-size", "16")
-    some, whole = (
-        rehearsed(study, "--config", layout, *words)["ranks"] for words in ((), ("--all-micro-batches",))
-    )
+    some, whole = (rehearsed(study, "--config", layout, *words)["ranks"] for words in ((), ("--all-micro-batches",)))
 
     of_step = some[0]["micro_batches"][1]
     assert some[0]["micro_batches"] == [made, of_step]

@@ -28,6 +28,7 @@ class Progress:
         built_parts: Bytes by purpose after the model and the optimizer were built.
         has_own_loop: Whether a framework's own loop reports the steps, so that its optimizers do not.
         peaks: Largest number of bytes alive in each step.
+        build_cpu_s: CPU time until model and optimizer were built [s].
         cpu_s: CPU time of each step [s].
     """
 
@@ -39,6 +40,7 @@ class Progress:
     built_parts: dict[str, int] = field(default_factory=dict)
     has_own_loop: bool = False
     peaks: list[int] = field(default_factory=list)
+    build_cpu_s: float = 0.0
     cpu_s: list[float] = field(default_factory=list)
     _began_s: float = 0.0
     _fewest: int = 1
@@ -48,7 +50,7 @@ class Progress:
     def built(self, parameters: int) -> None:
         """Record that model and optimizer are built."""
         self.parameters, self.built_parts = parameters, self.watch.storages.parts
-        self._began_s = time.process_time()
+        self._began_s = self.build_cpu_s = time.process_time()
 
     def cut_micro_batches(self, whole: int, enough: int | None = None, fewest: int = 1) -> int:
         """Return how many of the micro-batches of the present step are made.
@@ -107,6 +109,7 @@ class Progress:
             "micro_batches": self.micro_batches,
             "peaks": self.peaks,
             "peak_parts": watch.storages.peak_parts,
+            "build_cpu_s": self.build_cpu_s,
             "cpu_s": self.cpu_s,
             "is_whole_step": not self.is_cut or further is not None,
             "further_bytes": further or 0,

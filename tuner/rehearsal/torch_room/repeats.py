@@ -138,9 +138,7 @@ def view_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], attributes: 
 
 def fake(plain: torch.Tensor, device: torch.device, attributes: dict[str, Any]) -> Any:
     """Return a tensor of PyTorch's meta device as a tensor without data that seems to be on another."""
-    tensor = torch.Tensor._make_subclass(
-        FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=device
-    )
+    tensor = torch.Tensor._make_subclass(FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=device)
     tensor.__dict__.update(attributes)
     return tensor
 

@@ -32,7 +32,9 @@ def test_what_only_the_first_step_did_is_left_out():
     assert found["once"] == 0
 
 
-@pytest.mark.parametrize(("few", "many", "further"), [(1000, 1000, 0), (1000, 2024, 512 * 5), (1000, 1511, 0), (9, 5, 0)])
+@pytest.mark.parametrize(
+    ("few", "many", "further"), [(1000, 1000, 0), (1000, 2024, 512 * 5), (1000, 1511, 0), (9, 5, 0)]
+)
 def test_bytes_grow_by_equal_parts_or_not_at_all(few, many, further):
     """Two further micro-batches left 1,024 bytes: five more leave 2,560; other changes are no losses."""
     assert whole_bytes(few, many, (1, 3), 8) == further

@@ -73,7 +73,6 @@ def _follow_loop(training: Any, progress: Progress) -> None:
         made = progress.cut_micro_batches(count(), *_needed(training.get_args()))
         return made if stepping else (progress.micro_batches or (made,))[0]  # one number between all steps
 
-
     def setup_model_and_optimizer(*given: Any, **named: Any) -> Any:
         progress.has_own_loop = True
         model, optimizer, scheduler = set_up(*given, **named)
