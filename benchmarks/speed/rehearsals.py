@@ -1,10 +1,10 @@
-"""Time rehearsals of Llama 3 on H100: CPU time of import, building and steps, memory, and 30 candidates one after another.
+"""Time rehearsals of Llama 3: CPU time of import, building and steps, memory, and 30 candidates.
 
     python -m benchmarks.speed.rehearsals [--repeats 3] [--leaders 30] [--jobs 2] [--json]
 
 Runs tests/support/rehearsal/pretrain.py above megatron-core's wheel and Transformer Engine's Python code
-(`make frameworks` installs both), as `meshtune rehearse` runs a study's program. Times are medians. Targets: at most 2 s
-and 450 MB for a stage of 64 ranks after the import; 4,096 ranks at most twice 64; 30 candidates in 90 s on two cores.
+(`make frameworks` installs both), as `meshtune rehearse` runs a study's program. Times are medians. Targets: at most
+2 s and 450 MB for a stage of 64 ranks after the import; 4,096 ranks at most twice 64; 30 candidates in 90 s on two cores.
 """
 
 from __future__ import annotations

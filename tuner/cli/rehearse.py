@@ -44,8 +44,7 @@ def rehearse(
         str, Option(metavar="stages|all|0,7", help="Ranks to run: the first of each stage, all, or these.")
     ] = STAGES,
     whole: Annotated[
-        bool,
-        Option("--all-micro-batches", help="Make all micro-batches of a step, not just as many as fill the pipeline."),
+        bool, Option("--all-micro-batches", help="Make all micro-batches of a step, not as many as fill the pipeline.")
     ] = False,
     yes: Annotated[bool, Option("--yes", help="Run the program without asking.")] = False,
     unconfined: Annotated[

@@ -52,8 +52,8 @@ class RankAnswer:
         collectives: Collectives of a step.
         invented: Number of times that each place in the program got an answer that no data gave.
         cpu_s: CPU time of the last step [s].
-        cpu_parts_s: CPU time of the import, which all ranks share, of building the model, of each step, and of the whole
-            case without the import [s].
+        cpu_parts_s: CPU time of the import, which all ranks share, of building the model, of each step, and of the
+            whole case without the import [s].
         resident_bytes: Memory of the process that rehearsed [bytes].
     """
 

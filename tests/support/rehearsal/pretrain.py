@@ -21,7 +21,7 @@ def forward_step(batches, model):
     return losses, total
 
 
-def no_data(_, vp_stage=None):
+def no_data(_, vp_stage=None):  # noqa: ARG001 - Megatron-LM passes it by name
     """Return no data sets, for any chunk of the model."""
     return None, None, None
 

@@ -55,8 +55,8 @@ class Progress:
     def cut_micro_batches(self, whole: int, enough: int | None = None, fewest: int = 1) -> int:
         """Return how many of the micro-batches of the present step are made.
 
-        If they are cut, a step follows the others: all but the last make as few as can be, so that the last two tell what
-        a whole step would do.
+        If they are cut, a step follows the others: all but the last make as few as can be, so that the last two tell
+        what a whole step would do.
 
         Args:
             whole: Micro-batches of a step.

@@ -12,9 +12,9 @@ Kind = TypeVar("Kind", bound=Hashable)
 def whole_counts(few: Counter[Kind], many: Counter[Kind], made: tuple[int, int], whole: int) -> Counter[Kind]:
     """Return how often each kind occurs in a step of all micro-batches.
 
-    Every micro-batch does the same, whatever their number: what a step does more often by a whole multiple of the further
-    micro-batches, it does as much more often in a whole step. What does not follow that rule, such as a sum over the
-    losses of all micro-batches, whose shape says their number, occurs as often as in the longer step.
+    Every micro-batch does the same, whatever their number: what a step does more often by a whole multiple of the
+    further micro-batches, it does as much more often in a whole step. What does not follow that rule, such as a sum over
+    the losses of all micro-batches, whose shape says their number, occurs as often as in the longer step.
 
     Args:
         few: Counts of the shorter step.
@@ -34,8 +34,8 @@ def whole_counts(few: Counter[Kind], many: Counter[Kind], made: tuple[int, int],
 def whole_bytes(few: int, many: int, made: tuple[int, int], whole: int) -> int:
     """Return by how many bytes a whole step holds more than the longer step, at the same place of both.
 
-    Beyond the micro-batches that fill a pipeline, each leaves the same behind: its losses. It is 0 where the bytes do not
-    follow that rule.
+    Beyond the micro-batches that fill a pipeline, each leaves the same behind: its losses. It is 0 where the bytes do
+    not follow that rule.
 
     Args:
         few: Bytes alive after the backward passes of the shorter step.

@@ -114,8 +114,8 @@ def _follow_loop(training: Any, progress: Progress) -> None:
 def _needed(arguments: Any) -> tuple[int, int]:
     """Return after how many micro-batches a stage holds no more than before, and how few its schedule can make.
 
-    In 1F1B a stage holds the micro-batches of its warm-up, one for each stage after it, and one more; the next one shows
-    what lives beside them. With chunks it holds those of two rounds at most (megatron-core schedules.py,
+    In 1F1B a stage holds the micro-batches of its warm-up, one for each stage after it, and one more; the next one
+    shows what lives beside them. With chunks it holds those of two rounds at most (megatron-core schedules.py,
     get_pp_rank_microbatches).
     """
     stages, stage = arguments.pipeline_model_parallel_size, 0
