@@ -13,8 +13,8 @@ def whole_counts(few: Counter[Kind], many: Counter[Kind], made: tuple[int, int],
     """Return how often each kind occurs in a step of all micro-batches.
 
     Every micro-batch does the same, whatever their number: what a step does more often by a whole multiple of the
-    further micro-batches, it does as much more often in a whole step. What does not follow that rule, such as a sum over
-    the losses of all micro-batches, whose shape says their number, occurs as often as in the longer step.
+    further micro-batches, it does as much more often in a whole step. What does not follow that rule, such as a sum
+    over the losses of all micro-batches, whose shape says their number, occurs as often as in the longer step.
 
     Args:
         few: Counts of the shorter step.
