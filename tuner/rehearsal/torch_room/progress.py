@@ -44,8 +44,8 @@ class Progress:
     cpu_s: list[float] = field(default_factory=list)
     _began_s: float = 0.0
     _fewest: int = 1
-    _passed: int = 0
-    _short: tuple[Counter[Any], Counter[Any], int] | None = None
+    _passed: int | None = None
+    _short: tuple[Counter[Any], Counter[Any], int | None] | None = None
 
     def built(self, parameters: int) -> None:
         """Record that model and optimizer are built."""
@@ -80,6 +80,7 @@ class Progress:
     def begin_step(self) -> None:
         """Record that a step begins."""
         self.watch.begin_step()
+        self._passed = None
         self._began_s = time.process_time()
 
     def end_step(self) -> None:
@@ -102,7 +103,8 @@ class Progress:
             (made, whole), short = self.micro_batches or (0, 0), self._short
             operators = whole_counts(short[0], operators, (self._fewest, made), whole)
             collectives = whole_counts(short[1], collectives, (self._fewest, made), whole)
-            further = whole_bytes(short[2], self._passed, (self._fewest, made), whole)
+            if short[2] is not None and self._passed is not None:
+                further = whole_bytes(short[2], self._passed, (self._fewest, made), whole)
         return {
             "parameters": self.parameters,
             "built": self.built_parts,

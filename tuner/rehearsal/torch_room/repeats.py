@@ -96,6 +96,8 @@ class Known:
 
 def can_repeat(func: Any) -> bool:
     """Return whether the results of an operator follow from the shapes of its arguments."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return False
     name = func._schema.name
     if not name.startswith(("aten::", "prims::")) or name in _ASK_ANEW:
         return False

@@ -150,8 +150,7 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         for one in results:
             if type(one) is FakeTensor:
                 storages.see_one(one)
-        if known.noted is not None:
-            self.watch.operators[known.noted] += 1
+        self._count(known.noted)
         return known.sequence(results) if known.sequence is not None else results[0]
 
     def _learn(self, key: Any, func: Any, args: Any, kwargs: Any, tensors: list[Any], result: Any) -> None:
@@ -185,10 +184,13 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
         if args:
             follow_copy(func, args[0], result)
         self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
-        noted = self._noted(func, args)
+        self._count(self._noted(func, args))
+        return result
+
+    def _count(self, noted: Any) -> None:
+        """Record the call of an operator, unless it is none that is recorded."""
         if noted is not None:
             self.watch.operators[noted] += 1
-        return result
 
     def _answer_collective(self, func: Any, args: Any) -> Any:
         """Record a collective; return its result where that is clear, since PyTorch takes long, or has no kernel."""
