@@ -108,7 +108,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "`verdict` (`accepted`, `refused`, `unknown`), `error` and `where`, "
             "`printed` (last lines), `parameters`, `peak_bytes` of tensors and its `parts_bytes`, "
             "`workspace_bytes` of cuBLAS beside them, `micro_batches` (made, and of a "
-            "step), `operators`, `collectives`, `invented` answers",
+            "step), `is_whole_step` (bytes, operators and collectives are those of all micro-batches), `operators`, `collectives`, `invented` answers",
             "predicted_bytes": "bytes of tensors at each stage's peak by the cost model; null without one",
         },
         "--leaders": {

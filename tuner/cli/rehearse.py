@@ -66,7 +66,7 @@ def rehearse(
         str, Option(metavar="stages|all|0,7", help="Ranks to run: the first of each stage, all, or these.")
     ] = STAGES,
     whole: Annotated[
-        bool, Option("--all-micro-batches", help="Make all micro-batches of a step, not just twice pp of them.")
+        bool, Option("--all-micro-batches", help="Make all micro-batches of a step, not as many as fill the pipeline.")
     ] = False,
     timed: Annotated[
         bool, Option("--time", help="Replay what the ranks ran in the event simulator: how long does a step take?")
@@ -251,6 +251,7 @@ def _rehearsed(
         for answer in rehearse(
             cases_of(program, config, ranks, None if whole else enough_micro_batches(config), has_order=timed),
             device=device,
+            jobs=len(os.sched_getaffinity(0)),
             limit_s=limit_s,
             unconfined=unconfined,
             has_order=timed,
@@ -361,7 +362,8 @@ def _print_summary(answers: list[RankAnswer], predicted: list[int] | None) -> No
         typer.echo(_of_jax(accepted[0]))
     made, of_step = accepted[0].micro_batches or (0, 0)
     if made < of_step:
-        typer.echo(f"Made {made} of the {of_step} micro-batches of a step: with more, no stage holds more.")
+        follows = "the figures of all follow" if accepted[0].is_whole_step else "with more, no stage holds more"
+        typer.echo(f"Made {made} of the {of_step} micro-batches of a step: {follows}.")
     if places := {place for answer in accepted for place in answer.invented}:
         typer.echo(f"Answers that no data gave, and other stand-ins, at {len(places)} places (--json counts them):")
         for place in sorted(places)[:SHOWN_PLACES]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tuner.rehearsal.workspaces import workspace_bytes
@@ -63,11 +63,15 @@ class RankAnswer:
         parts: Bytes at that peak by PARTS.
         workspace_bytes: Bytes of the workspaces of cuBLAS, which are no tensors of the program.
         micro_batches: Number of micro-batches that were made of a step, and that it has; None without a step.
-        operators: Number of calls of operators in the last step.
-        collectives: Collectives of the last step.
+        is_whole_step: Whether bytes, operators and collectives are those of all micro-batches: made, or followed from
+            two steps of different numbers.
+        operators: Number of calls of operators in a step.
+        collectives: Collectives of a step.
         invented: Number of times that each place in the program got an answer that no data gave.
         compiled_for: What XLA compiled a JAX program for: `gpu`, as the study's device, or `cpu`; None with PyTorch.
         cpu_s: CPU time of the last step [s]; of a JAX program, of all.
+        cpu_parts_s: CPU time of the import, which all ranks share, of building the model, of each step, and of the
+            whole case without the import [s].
         resident_bytes: Memory of the process that rehearsed [bytes].
         kinds: Kinds of operators (name, shapes, bytes moved) and collectives (name, bytes, ranks, peer) of `orders`.
         orders: Order of the last two steps; empty if it was not asked for.
@@ -86,10 +90,12 @@ class RankAnswer:
     parts: Mapping[str, int]
     workspace_bytes: int = 0
     micro_batches: tuple[int, int] | None = None
+    is_whole_step: bool = False
     operators: int = 0
     collectives: tuple[Collective, ...] = ()
     invented: Mapping[str, int]
     cpu_s: float | None = None
+    cpu_parts_s: Mapping[str, float] = field(default_factory=dict)
     resident_bytes: int = 0
     kinds: tuple[tuple[Any, ...], ...] = ()
     orders: tuple[StepOrder, ...] = ()
@@ -111,6 +117,7 @@ class RankAnswer:
             capability: Compute capability that the program was told.
             variables: Environment variables of the program.
         """
+        parts, further = found.get("peak_parts", {}), found.get("further_bytes", 0)
         peaks, cpu_s = found.get("peaks") or [None], found.get("cpu_s") or [None]
         return RankAnswer(
             rank=found["rank"],
@@ -122,10 +129,11 @@ class RankAnswer:
             where=tuple(found.get("where", ())),
             printed=found.get("printed", ""),
             parameters=found.get("parameters"),
-            peak_bytes=peaks[-1],
-            parts=found.get("peak_parts", {}),
+            peak_bytes=None if peaks[-1] is None else peaks[-1] + further,
+            parts=parts | {"activations": parts.get("activations", 0) + further} if further else parts,
             workspace_bytes=workspace_bytes(capability, variables, (name for name, *_ in found.get("operators", ()))),
             micro_batches=tuple(found["micro_batches"]) if found.get("micro_batches") else None,
+            is_whole_step=found.get("is_whole_step", False),
             operators=sum(count for *_, count in found.get("operators", ())),
             collectives=tuple(
                 Collective(name=name, size_bytes=size, ranks=tuple(ranks), peer=None if peer < 0 else peer, count=count)
@@ -133,6 +141,12 @@ class RankAnswer:
             ),
             invented=found.get("invented", {}),
             cpu_s=cpu_s[-1],
+            cpu_parts_s={
+                "import": found.get("import_cpu_s", 0.0),
+                "build": found.get("build_cpu_s", 0.0),
+                **{f"step {number}": taken for number, taken in enumerate(found.get("cpu_s") or (), 1)},
+                "case": found.get("case_cpu_s", 0.0),
+            },
             resident_bytes=found.get("resident_bytes", 0),
             kinds=tuple(map(tuple, found.get("kinds", ()))),
             orders=tuple(
@@ -157,6 +171,7 @@ class RankAnswer:
             "workspace_bytes": self.workspace_bytes,
             "parts_bytes": {part: self.parts.get(part, 0) for part in PARTS},
             "micro_batches": None if self.micro_batches is None else list(self.micro_batches),
+            "is_whole_step": self.is_whole_step,
             "operators": self.operators,
             "collectives": [
                 {
@@ -170,5 +185,6 @@ class RankAnswer:
             ],
             "invented": dict(self.invented),
             "cpu_s": self.cpu_s,
+            "cpu_parts_s": dict(self.cpu_parts_s),
             "resident_bytes": self.resident_bytes,
         }

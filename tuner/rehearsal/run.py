@@ -95,7 +95,7 @@ def enough_micro_batches(config: ParallelConfig) -> int:
     A stage holds pp micro-batches at most, and with chunks those of the warm-up, fewer than two rounds of pp (Narayanan
     et al. 2021, section 2.2).
     """
-    return 2 * config.pp
+    return max(2 * config.pp, 3)
 
 
 def cases_of(

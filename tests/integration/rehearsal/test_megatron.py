@@ -81,17 +81,37 @@ def test_messages_between_stages_have_their_bytes_and_peers(tmp_path):
     assert last["send", 0, size] == last["recv_", 0, size] == micro_batches
 
 
-def test_more_micro_batches_need_no_more_memory(tmp_path):
-    """Of 8 micro-batches, four fill a pipeline of two stages; the others leave their losses alone, 512 bytes each."""
-    study = write_study(tmp_path)
-    some, whole = (
-        rehearsed(study, "--config", "pp=2,tp=4,dp=1,mbs=1", *words)["ranks"]
-        for words in ((), ("--all-micro-batches",))
-    )
+SCHEDULES = {
+    "1F1B": ("pp=2,tp=4,dp=1,mbs=1", (), 3),
+    "1F1B with full recomputation": ("pp=4,tp=2,dp=1,mbs=1,recompute=full", (), 5),
+    "interleaved": ("pp=2,tp=4,dp=1,mbs=1", ("--num-layers-per-virtual-pipeline-stage", "2"), 4),
+    "no pipeline": ("tp=4,dp=2,mbs=1", (), 3),
+}
 
-    assert [one["micro_batches"] for one in (*some, *whole)] == [[4, 8], [4, 8], [8, 8], [8, 8]]
-    more = [second["peak_bytes"] - first["peak_bytes"] for first, second in zip(some, whole, strict=True)]
-    assert more == [0, 4 * 512]
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_whole_step_follows_from_few_micro_batches(tmp_path, name):
+    """Peak and parts to the last byte, operators, and each collective's count are those of a step that makes all."""
+    layout, flags, made = SCHEDULES[name]
+    study = write_study(tmp_path, *flags, "--global-batch-size", "16")
+    some, whole = (rehearsed(study, "--config", layout, *words)["ranks"] for words in ((), ("--all-micro-batches",)))
+
+    of_step = some[0]["micro_batches"][1]
+    assert some[0]["micro_batches"] == [made, of_step]
+    assert [one["micro_batches"] for one in whole] == [[of_step, of_step]] * len(whole)
+    for one, other in zip(some, whole, strict=True):
+        assert one["is_whole_step"]
+        for key in ("verdict", "parameters", "peak_bytes", "parts_bytes", "operators"):
+            assert one[key] == other[key], key
+        assert by_kind(one) == by_kind(other)
+
+
+def by_kind(answer):
+    """Number of each kind of collective."""
+    return {
+        (one["name"], one["size_bytes"], tuple(one["ranks"]), one["peer"]): one["count"]
+        for one in answer["collectives"]
+    }
 
 
 def test_experts_get_equal_tokens_and_that_is_told(tmp_path):

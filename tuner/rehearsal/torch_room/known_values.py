@@ -106,13 +106,19 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if all(_is_kept(one) for one in tree_leaves(result) if isinstance(one, torch.Tensor)):
         _follow(func, args, kwargs, result)
     return result
-_TRUE: set[int] = set()
-"""Storages, by their addresses, of truth values that are true in all places, however many they are."""
-_STAY_TRUE = (
-    *(torch.ops.aten.clone.default, torch.ops.aten._to_copy.default, torch.ops.aten._reshape_copy.default),
-    *(torch.ops.aten.all.default, torch.ops.aten.any.default),
-)
-"""Operators whose result is true if their first argument is true in all places."""
+
+
+def always_true(tensor: torch.Tensor) -> torch.Tensor:
+    """Let truth values be true in all places, and return them."""
+    storage = tensor.untyped_storage()
+    _TRUE.add(storage._cdata)
+    weakref.finalize(storage, _TRUE.discard, storage._cdata)
+    return tensor
+
+
+def is_true(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is known to be true in all places."""
+    return tensor.untyped_storage()._cdata in _TRUE
 
 
 @contextmanager

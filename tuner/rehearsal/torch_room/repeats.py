@@ -1,8 +1,8 @@
-"""Results of operators that ran before on tensors of the same shapes, made again without asking PyTorch for the shapes.
+"""Results of operators that ran before on tensors of the same shapes, made again without asking PyTorch.
 
-PyTorch takes a quarter of a millisecond for an operator on tensors without data, and a training step repeats the same few
-hundred operators thousands of times. What an operator returns is learned at its first call, by what its tensors were:
-one of its arguments, a view of one, or tensors of their own.
+PyTorch takes some 0.2 ms for an operator on tensors without data, and a training step repeats the same few hundred
+operators thousands of times. What an operator returns is learned at its first call: one of its arguments, a view of
+one, or tensors of their own.
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ class Known:
 
 def can_repeat(func: Any) -> bool:
     """Return whether the results of an operator follow from the shapes of its arguments."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return False
     name = func._schema.name
     if not name.startswith(("aten::", "prims::")) or name in _ASK_ANEW:
         return False

@@ -20,6 +20,7 @@ import resource
 import runpy
 import select
 import sys
+import time
 import traceback
 import typing
 from collections.abc import Iterator, Sequence
@@ -86,12 +87,13 @@ def main() -> int:
     source = source_of(request["module"]) if script is None else Path(script)
     if source is not None:
         import_for_all_ranks(source)
+    import_cpu_s = time.process_time()
     gc.collect()
     gc.freeze()  # what is imported stays: the forks neither visit it nor copy it
     answered = _answered(request, progress, has_engine=has_engine)
     for case, (text, status) in zip(request["cases"], answered, strict=True):
         died = {"rank": case["rank"], "verdict": "unknown", "error": f"its process ended with status {status}"}
-        _tell(answers, json.loads(text) if text else died)
+        _tell(answers, (json.loads(text) if text else died) | {"import_cpu_s": import_cpu_s})
     return 0
 
 
@@ -218,6 +220,7 @@ def _run(case: dict[str, Any], progress: Progress, request: dict[str, Any], *, h
         "verdict": verdict,
         "error": error,
         "where": where,
+        "case_cpu_s": time.process_time(),
         "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
     }
 

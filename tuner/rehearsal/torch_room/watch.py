@@ -76,13 +76,6 @@ class Watch:
         if self.order is not None:
             self.order.begin_step()
 
-    def counted_collectives(self) -> list[tuple[str, int, tuple[int, ...], int, int]]:
-        """Return name, bytes, ranks, peer and number of calls of each kind of collective, the most frequent first."""
-        found: Counter[tuple[str, int, tuple[int, ...], int]] = Counter()
-        for one, count in self.collectives.items():
-            found[one.name, one.size, one.ranks, one.peer] += count
-        return [(*one, count) for one, count in found.most_common()]
-
     def note(self, kernel: str, *shapes: tuple[int, ...], moved: int = 0) -> None:
         """Record a kernel that no operator of PyTorch stands for, with the bytes that it moves if they are known."""
         self.operators[kernel, shapes] += 1
@@ -106,6 +99,14 @@ def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
             _PAUSES.pop()
 
     return run
+
+
+def as_lists(collectives: Counter[Collective]) -> list[tuple[str, int, tuple[int, ...], int, int]]:
+    """Return name, bytes, ranks, peer and number of calls of each kind of collective, the most frequent first."""
+    found: Counter[tuple[str, int, tuple[int, ...], int]] = Counter()
+    for one, count in collectives.items():
+        found[one.name, one.size, one.ranks, one.peer] += count
+    return [(*one, count) for one, count in found.most_common()]
 
 
 class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's class has no types
@@ -175,7 +176,7 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
             known = self._known.get(key) if key is not None else None
             results = known.again(tensors) if known is not None and known.made is not None else None
             if known is not None and results is not None:
-                return self._record_again(func, args, known, results)
+                return self._record_again(known, results)
         result = self._run(func, args, kwargs)
         if key is not None and known is None:
             self._learn(key, func, args, kwargs, tensors, result)
@@ -189,14 +190,13 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
                 self.watch.storages.see_one(view)
             return view
 
-    def _record_again(self, func: Any, args: Any, known: Known, results: list[Any]) -> Any:
+    def _record_again(self, known: Known, results: list[Any]) -> Any:
         """Record an operator whose results were made again, and return them."""
         storages = self.watch.storages
         for one in results:
             if type(one) is FakeTensor:
                 storages.see_one(one)
-        if known.noted is not None:
-            self.watch.operators[known.noted] += 1
+        self._count(known.noted)
         return known.sequence(results) if known.sequence is not None else results[0]
 
     def _learn(self, key: Any, func: Any, args: Any, kwargs: Any, tensors: list[Any], result: Any) -> None:
@@ -235,14 +235,19 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
                 return ASKED[func](args[0])
         result = known_values.run(func, args, kwargs)
         self.watch.storages.see([leaf for leaf in tree_leaves(result) if isinstance(leaf, FakeTensor)])
-        noted = self._noted(func, args)
-        order = self.watch.order
-        if noted is not None:
-            moved = 0 if order is None else moved_bytes(noted[0], (args, kwargs), result)
-            self.watch.note(noted[0], *noted[1], moved=moved)
-        elif order is not None and func.namespace == "_c10d_functional":
+        noted, order = self._noted(func, args), self.watch.order
+        if order is None:
+            self._count(noted)
+        elif noted is not None:
+            self.watch.note(noted[0], *noted[1], moved=moved_bytes(noted[0], (args, kwargs), result))
+        elif func.namespace == "_c10d_functional":
             order.functional(func._schema.name, args, result)
         return result
+
+    def _count(self, noted: Any) -> None:
+        """Record the call of an operator, unless it is none that is recorded."""
+        if noted is not None:
+            self.watch.operators[noted] += 1
 
     def _answer_collective(self, func: Any, args: Any) -> Any:
         """Record a collective; return its result where that is clear, since PyTorch takes long, or has no kernel."""

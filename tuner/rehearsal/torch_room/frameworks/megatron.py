@@ -126,7 +126,11 @@ def _follow_loop(training: Any, progress: Progress) -> None:
     training.build_train_valid_test_data_iterators = lambda *_, **__: _iterators(training.get_args())
     set_up, step = training.setup_model_and_optimizer, training.train_step
     count = training.get_num_microbatches
-    training.get_num_microbatches = lambda: progress.cut_micro_batches(count())
+    stepping: list[bool] = []
+
+    def get_num_microbatches() -> int:
+        made = progress.cut_micro_batches(count(), *_needed(training.get_args()))
+        return made if stepping else (progress.micro_batches or (made,))[0]  # one number between all steps
 
     def setup_model_and_optimizer(*given: Any, **named: Any) -> Any:
         progress.has_own_loop = True
@@ -146,12 +150,42 @@ def _follow_loop(training: Any, progress: Progress) -> None:
 
     def train_step(forward: Any, data: Any, model: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
         progress.begin_step()
-        result = step(forward, data, model, optimizer, *given, **named)
+        take = optimizer.step
+
+        def take_step(*given: Any, **named: Any) -> Any:
+            progress.end_passes()
+            return take(*given, **named)
+
+        optimizer.step = take_step
+        stepping.append(True)
+        try:
+            result = step(forward, data, model, optimizer, *given, **named)
+        finally:
+            stepping.pop()
+            del optimizer.step
         _assign_states(progress, optimizer)
         progress.end_step()
         return result
 
     training.setup_model_and_optimizer, training.train_step = setup_model_and_optimizer, train_step
+    training.get_num_microbatches = get_num_microbatches
+
+
+def _needed(arguments: Any) -> tuple[int, int]:
+    """Return after how many micro-batches a stage holds no more than before, and how few its schedule can make.
+
+    In 1F1B a stage holds the micro-batches of its warm-up, one for each stage after it, and one more; the next one
+    shows what lives beside them. With chunks it holds those of two rounds at most (megatron-core schedules.py,
+    get_pp_rank_microbatches).
+    """
+    stages, stage = arguments.pipeline_model_parallel_size, 0
+    if arguments.virtual_pipeline_model_parallel_size is not None:
+        group = getattr(arguments, "microbatch_group_size_per_vp_stage", None) or stages
+        return 2 * group, group
+    if stages > 1:
+        parallel = importlib.import_module("megatron.core.parallel_state")
+        stage = parallel.get_pipeline_model_parallel_rank()
+    return stages - stage + 1, 1
 
 
 def _quantized_parts(parameter: Any) -> list[Any]:
