@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from docs.site.json_keys import JSON_KEYS
 from tests.support.rehearsal.plain_study import write_study
 from tests.support.studies.command_line import in_process
 
@@ -45,6 +46,7 @@ def test_leaders_are_rehearsed_once(tmp_path):
 
     first, second = (in_process(*words, cwd=tmp_path, timeout_s=600) for _ in range(2))
 
+    assert first.json.keys() == JSON_KEYS["rehearse"]["with `--leaders` instead"].keys()
     rows = first.json["leaders"]
     assert [row["rank"] for row in rows] == [1, 2, 3, 4]
     assert [row["config"]["tp"] for row in rows] == [one["tp"] for one in ranked]
