@@ -32,8 +32,10 @@ def test_a_layout_that_the_program_refuses_never_becomes_a_trial(tmp_path):
     assert all(one["config"]["tp"] >= 4 and "heads cannot be split" in one["error"] for one in refused)
     trials = in_process("trials", study, "--json", cwd=tmp_path, timeout_s=300).json["trials"]
     assert all(trial["config"]["tp"] <= 2 for trial in trials)
-    ranked = in_process("rank", study, "--json", cwd=tmp_path, timeout_s=300).json["configs"]
-    assert ranked[0]["tp"] <= 2
+    ranked = in_process("rank", study, "--json", "--top", "100", cwd=tmp_path, timeout_s=300).json["configs"]
+    last = ranked[-len(refused) :]
+    assert all(any(one["config"].items() <= row.items() for row in last) for one in refused)
+    assert not any(row["fits"] for row in last)
 
 
 def test_leaders_are_rehearsed_once(tmp_path):
