@@ -11,8 +11,11 @@ stand-in:
 - a candidate needs what was rehearsed and what the device adds to it by the runtime's profile, times a factor of the
   cluster (2% in one standard deviation) and one of its own (1%). It runs out of memory beyond the device's, and reports
   its peak otherwise.
-- a step takes what the stand-in of a published complaint says: a function of the layout that prefers little
-  parallelism of tensors and pipelines, where memory is short, and 1% of noise.
+- a step takes what a function of the layout says, which prefers little parallelism of tensors and pipelines and large
+  micro-batches, where memory is short, and 1% of noise.
+
+With --stated-ffn the study's model is a file written by hand, in which this width differs from the program's, so that
+its predictions are of another model. Rehearsals run the program.
 
 So the memory of the stand-in is that of the rehearsal but for its errors: what is shown is what the search makes of
 it, and not how near rehearsals are to devices (docs/rehearsal.md says that).
@@ -53,6 +56,8 @@ from tuner.study_file.config import load_study
 NEAR = 0.05
 """Slowdown within which a trial counts as having found the best."""
 CLUSTER_ERROR, OWN_ERROR, STEP_ERROR = 0.02, 0.01, 0.01
+SMALL_BATCH = 0.12
+"""Share by which a micro-batch of one sequence is slower than one of very many."""
 LAYERS, HIDDEN, HEADS, GROUPS, FFN, VOCABULARY, SEQUENCE, BATCH = 4, 12288, 96, 8, 36864, 32000, 4096, 64
 MODEL = f"""\
 name: four-layers
@@ -65,7 +70,7 @@ norm: rms
 num_heads: {HEADS}
 num_kv_heads: {GROUPS}
 head_dim: {HIDDEN // HEADS}
-ffn_size: {FFN}
+ffn_size: {{ffn}}
 gated_ffn: true
 """
 FLAGS = (
@@ -103,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=count_at_least(1), default=3)
     parser.add_argument("--trials", type=count_at_least(1), default=30)
     parser.add_argument("--account", action="store_true", help="with flags of which the study knows nothing")
+    parser.add_argument("--stated-ffn", type=count_at_least(1), default=FFN, help="ffn_size of the study's model")
     given = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         # the folder's name is part of what is run, so it stays the same
@@ -262,12 +268,11 @@ class Cluster:
 
 
 def step_s(config: ParallelConfig) -> float:
-    """Return the step time of the stand-in [s]: bubbles, and a share for each further rank of tp and chunk."""
+    """Return the step time of the stand-in [s]: bubbles, a share for each further rank of tp, and small products."""
     micro_batches = BATCH // (config.dp * config.mbs)
     bubble = 1 + (config.pp - 1) / (micro_batches * config.vpp)
-    beside = 1 + 0.02 * (config.tp - 1) + 0.01 * (config.vpp - 1)
-    again = 1.28 if config.recompute == "full" else 1.0
-    return 10.0 * bubble * beside * again * (1.0 if config.mbs > 1 else 1.06)
+    beside = 1 + 0.02 * (config.tp - 1)
+    return 10.0 * bubble * beside * (1 + SMALL_BATCH / config.mbs)
 
 
 def _write(folder: Path, given: Any, *, seed: int, rehearse: str) -> Path:
@@ -275,7 +280,7 @@ def _write(folder: Path, given: Any, *, seed: int, rehearse: str) -> Path:
     target = folder / "pretrain.py"
     if not target.is_file():
         target.write_text(own.read_text(encoding="utf-8"), encoding="utf-8")
-    (folder / "model.yaml").write_text(MODEL, encoding="utf-8")
+    (folder / "model.yaml").write_text(MODEL.format(ffn=given.stated_ffn), encoding="utf-8")
     words = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "8", "pretrain.py", *FLAGS)
     words = (*words, *(ACCOUNT if given.account else ()), "--global-batch-size", BATCH, "{flags}")
     text = STUDY.format(

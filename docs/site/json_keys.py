@@ -111,7 +111,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "step), `is_whole_step` (bytes, operators and collectives are those of all micro-batches), `operators`, `collectives`, `invented` answers",
             "predicted_bytes": "bytes of tensors at each stage's peak by the cost model; null without one",
         },
-        "--leaders": {
+        "with `--leaders` instead": {
             "leaders": "for each candidate its `rank` and `config`, `verdict` (the worst of its stages), `error` and "
             "`where`, `peaks_bytes` of tensors of each stage; of its fullest `stage` the rehearsed `peak_bytes`, "
             "`predicted_bytes`, `needed_bytes` with what the device adds, and `capacity_bytes`; `cpu_s` of a step"

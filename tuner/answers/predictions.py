@@ -72,7 +72,13 @@ def rank(study: StudyRequest | Path | str, *, top: int | None = 10) -> list[dict
     return [row_of(prepared, ranked, place) for place in range(len(ranked.order))[:top]]
 
 
-def rank_candidates(prepared: Prepared, stored: StoredStudies, *, on_progress: OnProgress = ignore_progress) -> Ranked:
+def rank_candidates(
+    prepared: Prepared,
+    stored: StoredStudies,
+    *,
+    on_progress: OnProgress = ignore_progress,
+    heeds_rehearsals: bool = True,
+) -> Ranked:
     """Rank the candidates of a study, by what its trials taught if its storage holds any that have ended.
 
     Candidates that rehearsals refused come last, and so do those that are too large in rehearsal.
@@ -81,11 +87,13 @@ def rank_candidates(prepared: Prepared, stored: StoredStudies, *, on_progress: O
         prepared: Study.
         stored: Studies in its storage.
         on_progress: Function that is told what takes seconds.
+        heeds_rehearsals: Whether they come last; otherwise rehearsals change nothing.
 
     Raises:
         ConfigError: The storage or the history cannot be read.
     """
-    return _without_refused(prepared, _ranked(prepared, stored, on_progress))
+    ranked = _ranked(prepared, stored, on_progress)
+    return _without_refused(prepared, ranked) if heeds_rehearsals else ranked
 
 
 def _without_refused(prepared: Prepared, ranked: Ranked) -> Ranked:

@@ -112,7 +112,12 @@ def _leaders(prepared: Prepared, count: int) -> list[_Leader]:
         raise ConfigError("leaves no candidate", key="space", file=prepared.request.file, nearest="meshtune space")
     if capability_of(device) is None:
         warn([f"the compute capability of {device.name} is not known here; the program is told 9.0, that of H100"])
-    ranked = rank_candidates(prepared, StoredStudies(prepared.request.storage), on_progress=lambda note: warn([note]))
+    ranked = rank_candidates(
+        prepared,
+        StoredStudies(prepared.request.storage),
+        on_progress=lambda note: warn([note]),
+        heeds_rehearsals=False,  # so that the same leaders are told again
+    )
     found = []
     for place, position in enumerate(ranked.order[:count].tolist(), start=1):
         config = prepared.problem.with_knobs(grid.config(position))

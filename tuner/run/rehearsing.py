@@ -25,7 +25,7 @@ from tuner.rehearsal.side_process import SideProcess
 from tuner.run.driver import interrupts_held
 from tuner.run.ledger import Ledger
 from tuner.search.parameters import params_of
-from tuner.search.rehearsed import MOST_REFUSED, Told, believes_refusals
+from tuner.search.rehearsed import Told, believes_refusals
 from tuner.storage.rehearsals import keep_rehearsal, kept_rehearsals
 
 WAIT_S = 60.0
@@ -143,17 +143,14 @@ class Rehearsals:
 
     def holds_back(self, position: int) -> bool:
         """Return whether the trial of a candidate should wait for its rehearsal, which is begun if it was not yet."""
-        if not self._is_on or position in self._answers or self._sampler.runs_anyway(position):
+        if not self._is_on or position in self._answers:
             return False
-        if position in self._ledger.trials.observations().explored or len(self._late) >= MOST_LATE:
+        if position == self._sampler.in_use:
+            # beside its trial: whether it refuses what runs today says what a rehearsal's refusals are worth
+            if self._side is None and not self._device.is_processor:
+                self._start(position)
             return False
-        if any(answer.verdict == "unknown" for answer in list(self._answers.values())[-1:]):
-            return False  # the next one is likely to tell as little
-        if self._clock() - self._since.setdefault(position, self._clock()) >= WAIT_S:
-            if position not in self._late:
-                self._late.add(position)
-                no_more = "; trials no longer wait for rehearsals" if len(self._late) >= MOST_LATE else ""
-                self._tell(position, f"a rehearsal takes longer than {WAIT_S:.0f} s, its trial starts without{no_more}")
+        if not self._is_worth_a_wait(position):
             return False
         candidate = self._candidate(position)
         if candidate is None:
@@ -161,6 +158,20 @@ class Rehearsals:
         if self._side is None or self._side.is_over or candidate.key not in self._side.left:
             self._start(position)
         return self._side is not None
+
+    def _is_worth_a_wait(self, position: int) -> bool:
+        """Return whether a trial waits for the rehearsal of a candidate, for WAIT_S at most."""
+        if position in self._ledger.trials.observations().explored or len(self._late) >= MOST_LATE:
+            return False
+        if any(answer.verdict == "unknown" for answer in list(self._answers.values())[-1:]):
+            return False  # the next one is likely to tell as little
+        if self._clock() - self._since.setdefault(position, self._clock()) < WAIT_S:
+            return True
+        if position not in self._late:
+            self._late.add(position)
+            no_more = "; trials no longer wait for rehearsals" if len(self._late) >= MOST_LATE else ""
+            self._tell(position, f"a rehearsal takes longer than {WAIT_S:.0f} s, its trial starts without{no_more}")
+        return False
 
     def go_ahead(self) -> None:
         """Begin to rehearse what would be tried next, unless something is rehearsed, or it is all known."""
@@ -172,7 +183,9 @@ class Rehearsals:
             return
         self._looked_ahead = state
         following = self._sampler.likely_next(observations, AHEAD)
-        unknown = [position for position in following if position not in self._answers]
+        if self._sampler.in_use is not None:  # its trial may be stated in the study, or from an earlier run
+            following.insert(0, self._sampler.in_use)
+        unknown = [position for position in dict.fromkeys(following) if position not in self._answers]
         if unknown:
             self._start(unknown[0], *unknown[1:])
 
@@ -297,9 +310,10 @@ class Rehearsals:
             memory = self._memory[position]
             needs = f"needs {memory.needed_bytes / 2**30:.1f} of {memory.capacity_bytes / 2**30:.1f} GiB"
             self._tell(("large", position), f"too large in rehearsal: {self._words(position)} {needs}")
-        if told.refused and not believes_refusals(told, observations.explored):
+        num_candidates = self._sampler.choices.num_candidates
+        if told.refused and not believes_refusals(told, observations.explored, num_candidates):
             ran = told.refused & observations.explored
-            why = "a refused candidate ran" if ran else f"all of the first {MOST_REFUSED} candidates were refused"
+            why = "a refused candidate ran" if ran else f"all of the first {len(told.refused)} candidates were refused"
             self._tell("believed", f"refusals of rehearsals are ignored: {why}")
 
     def _told_so_far(self) -> Told:

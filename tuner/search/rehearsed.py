@@ -27,8 +27,8 @@ OWN_WEIGHT = 4.0
 """Trials that the prior of `OWN_ERROR` counts for (assumed)."""
 
 MOST_REFUSED = 20
-"""Number of refused candidates after which refusals are ignored while none was accepted: a rehearsal that refuses
-everything says something of itself."""
+"""Number of refused candidates, or half of all where these are fewer, from which on refusals are ignored while none was
+accepted: a rehearsal that refuses everything says something of itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,14 +94,16 @@ NOTHING_REHEARSED = Rehearsed()
 """What is told without rehearsals."""
 
 
-def believes_refusals(told: Told, ran: Collection[int]) -> bool:
+def believes_refusals(told: Told, ran: Collection[int], num_candidates: int) -> bool:
     """Return whether refusals count: no refused candidate ran, and not everything was refused.
 
     Args:
         told: Answers of rehearsals.
         ran: Candidates that ran in a trial.
+        num_candidates: Number of candidates of the search.
     """
-    return not told.refused.intersection(ran) and bool(told.accepted or len(told.refused) < MOST_REFUSED)
+    few = len(told.refused) < min(MOST_REFUSED, num_candidates / 2)
+    return not told.refused.intersection(ran) and (few or bool(told.accepted))
 
 
 def memory_error(log_ratios: Sequence[float]) -> NeedError:
@@ -120,7 +122,12 @@ def memory_error(log_ratios: Sequence[float]) -> NeedError:
 
 
 def after_trials(
-    told: Told, *, ran: Collection[int], measured_bytes: Mapping[int, float], capacity_bytes: Mapping[int, float]
+    told: Told,
+    *,
+    ran: Collection[int],
+    measured_bytes: Mapping[int, float],
+    capacity_bytes: Mapping[int, float],
+    num_candidates: int,
 ) -> Rehearsed:
     """Return what rehearsals tell after the trials of a study.
 
@@ -129,12 +136,13 @@ def after_trials(
         ran: Candidates that ran in a trial.
         measured_bytes: Memory that candidates needed, of those whose trials measured it [bytes].
         capacity_bytes: Memory of the devices of each candidate with a rehearsed need [bytes].
+        num_candidates: Number of candidates of the search.
     """
     both = sorted(told.needed_bytes.keys() & measured_bytes.keys())
     error = memory_error([math.log(measured_bytes[at] / told.needed_bytes[at]) for at in both])
     log_needed = {at: math.log(size) + error.offset for at, size in told.needed_bytes.items() if size > 0}
     return Rehearsed(
-        refused=told.refused if believes_refusals(told, ran) else frozenset(),
+        refused=told.refused if believes_refusals(told, ran, num_candidates) else frozenset(),
         accepted=told.accepted,
         too_large=frozenset(at for at, log in log_needed.items() if log > math.log(capacity_bytes[at])),
         log_needed=log_needed,

@@ -227,7 +227,11 @@ class ThompsonSampler(BaseSampler):
             at: capacity[at] for at in observations.misfits & capacity.keys() if capacity[at] > told.needed_bytes[at]
         }
         rehearsed = after_trials(
-            told, ran=observations.explored, measured_bytes=measured | short, capacity_bytes=capacity
+            told,
+            ran=observations.explored,
+            measured_bytes=measured | short,
+            capacity_bytes=capacity,
+            num_candidates=self._choices.num_candidates,
         )
         return replace(observations, rehearsed=rehearsed)
 
@@ -577,9 +581,10 @@ class ThompsonSampler(BaseSampler):
             found.append(position)
         return found[:count]
 
-    def runs_anyway(self, position: int) -> bool:
-        """Return whether a candidate is in use today, so that it runs whatever a rehearsal says."""
-        return self._first_in_use and position == self._first
+    @property
+    def in_use(self) -> int | None:
+        """Candidate that is in use today, which runs whatever a rehearsal says; None without one."""
+        return self._first if self._first_in_use else None
 
     def _first_of(self, observations: Observations) -> int | None:
         """Return the configuration of the first trial, unless rehearsals rule out one that is not in use."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from docs.site.json_keys import JSON_KEYS
 from tests.support.rehearsal.heads_study import write_study
 from tests.support.studies.command_line import in_process
 
@@ -17,32 +18,37 @@ def test_a_layout_that_the_program_refuses_never_becomes_a_trial(tmp_path):
     """
     study = write_study(tmp_path)
 
-    plain = in_process("run", study, "--json", "--set", "search.rehearse=off", "--set", "name=other", cwd=tmp_path)
+    plain = in_process(
+        "run", study, "--json", "--set", "search.rehearse=off", "--set", "name=other", cwd=tmp_path, timeout_s=900
+    )
     done = in_process("run", study, "--json", cwd=tmp_path, timeout_s=900)
 
     assert plain.json["failed"] > 0
     assert done.json["failed"] == 0
     assert done.json["trials"] == 4
-    status = in_process("status", study, "--json", cwd=tmp_path).json
+    status = in_process("status", study, "--json", cwd=tmp_path, timeout_s=300).json
     refused = [one for one in status["rehearsed"] if one["verdict"] == "refused"]
     assert refused
     assert all(one["config"]["tp"] >= 4 and "heads cannot be split" in one["error"] for one in refused)
-    trials = in_process("trials", study, "--json", cwd=tmp_path).json["trials"]
+    trials = in_process("trials", study, "--json", cwd=tmp_path, timeout_s=300).json["trials"]
     assert all(trial["config"]["tp"] <= 2 for trial in trials)
-    ranked = in_process("rank", study, "--json", cwd=tmp_path).json["configs"]
-    assert ranked[0]["tp"] <= 2
+    ranked = in_process("rank", study, "--json", "--top", "100", cwd=tmp_path, timeout_s=300).json["configs"]
+    last = ranked[-len(refused) :]
+    assert all(any(one["config"].items() <= row.items() for row in last) for one in refused)
+    assert not any(row["fits"] for row in last)
 
 
 def test_leaders_are_rehearsed_once(tmp_path):
-    """The first candidates of the ranking in their order, one row each; a second command rehearses none of them, and
-    `--again` all.
+    """The first candidates of the ranking in their order, one row each; a second command tells the same and rehearses
+    none of them, and `--again` all.
     """
     study = write_study(tmp_path)
-    ranked = in_process("rank", study, "--json", "--top", "4", cwd=tmp_path).json["configs"]
+    ranked = in_process("rank", study, "--json", "--top", "4", cwd=tmp_path, timeout_s=300).json["configs"]
     words = ("rehearse", study, "--leaders", "4", "--yes", "--json")
 
     first, second = (in_process(*words, cwd=tmp_path, timeout_s=600) for _ in range(2))
 
+    assert first.json.keys() == JSON_KEYS["rehearse"]["with `--leaders` instead"].keys()
     rows = first.json["leaders"]
     assert [row["rank"] for row in rows] == [1, 2, 3, 4]
     assert [row["config"]["tp"] for row in rows] == [one["tp"] for one in ranked]

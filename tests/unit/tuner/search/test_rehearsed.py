@@ -13,13 +13,14 @@ from tuner.search.sampler import ThompsonSampler
 GIB = 2**30
 
 
-def told_of(told, *, ran=(), measured=None, capacity=80.0):
+def told_of(told, *, ran=(), measured=None, capacity=80.0, many=1000):
     """What rehearsals tell after some trials; sizes in GiB."""
     return after_trials(
         told,
         ran=frozenset(ran),
         measured_bytes={at: size * GIB for at, size in (measured or {}).items()},
         capacity_bytes=dict.fromkeys(told.needed_bytes, capacity * GIB),
+        num_candidates=many,
     )
 
 
@@ -71,6 +72,7 @@ def test_refusals_count_until_a_refused_candidate_runs():
     everything = Told(refused=frozenset(range(MOST_REFUSED)))
     assert told_of(everything).refused == set()
     assert told_of(replace(everything, accepted=frozenset({99}))).refused == everything.refused
+    assert told_of(some, many=4).refused == set()
 
 
 @pytest.fixture
@@ -115,7 +117,11 @@ def test_rehearsed_memory_is_nearly_certain(posterior):
         needed = needed_bytes(posterior, dict.fromkeys(edge, size))
         capacity = {at: float(posterior.predicted.capacity_bytes[at]) for at in edge}
         told = after_trials(
-            Told(accepted=frozenset(edge), needed_bytes=needed), ran=(), measured_bytes={}, capacity_bytes=capacity
+            Told(accepted=frozenset(edge), needed_bytes=needed),
+            ran=(),
+            measured_bytes={},
+            capacity_bytes=capacity,
+            num_candidates=1000,
         )
         # ruled out for good is another matter
         drawn = posterior.draw(
@@ -140,7 +146,10 @@ def test_rehearsals_tell_of_candidates_like_them(posterior):
         accepted=frozenset(rehearsed), needed_bytes={at: round(0.7 * predicted.needed_bytes[at]) for at in rehearsed}
     )
     capacity = {at: float(predicted.capacity_bytes[at]) for at in rehearsed}
-    known = replace(empty, rehearsed=after_trials(told, ran=(), measured_bytes={}, capacity_bytes=capacity))
+    rehearsed_ones = after_trials(
+        told, ran=(), measured_bytes={}, capacity_bytes=capacity, num_candidates=len(predicted)
+    )
+    known = replace(empty, rehearsed=rehearsed_ones)
 
     before, after = (
         np.isfinite(posterior.draw(found, 300, np.random.default_rng(0))[:, others]).mean() for found in (empty, known)
@@ -159,7 +168,7 @@ def test_refusals_speak_against_their_kind(posterior):
     small = share < 0.6
     refused = frozenset(np.flatnonzero(holds & small)[:8].tolist())
     accepted = frozenset(np.flatnonzero(~holds & small)[:8].tolist())
-    told = after_trials(Told(refused=refused, accepted=accepted), ran=(), measured_bytes={}, capacity_bytes={})
+    told = told_of(Told(refused=refused, accepted=accepted))
     empty = observations_of([], lambda _: None)
 
     runs = np.isfinite(posterior.draw(replace(empty, rehearsed=told), 300, np.random.default_rng(0))).mean(axis=0)
