@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 def arguments():
     """Return the flags of the command."""
     parser = argparse.ArgumentParser()
-    for name, value in (("dp", 1), ("tp", 1), ("layers", 2), ("hidden", 512), ("ffn", 2048), ("batch", 64), ("steps", 5)):
+    for name, value in (
+        ("dp", 1),
+        ("tp", 1),
+        ("layers", 2),
+        ("hidden", 512),
+        ("ffn", 2048),
+        ("batch", 64),
+        ("steps", 5),
+    ):
         parser.add_argument(f"--{name}", type=int, default=value)
     return parser.parse_args()
 
@@ -64,7 +73,7 @@ def main():
         noise = np.random.default_rng(step).normal(size=(given.batch, given.hidden)).astype(np.float32)
         batch = jax.device_put(noise, placed("data", None))
         state, loss = train_step(state, batch)
-        print(f"step {step}: loss {float(loss):.4f}")
+        sys.stdout.write(f"step {step}: loss {float(loss):.4f}\n")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ import numpy as np
 from jax import dtypes
 from jax._src import core
 from jax._src import dtypes as inner_dtypes
-from jax.experimental.layout import Format
 from jax._src.interpreters import mlir, pxla
 from jax._src.numpy import array_methods, indexing
+from jax.experimental.layout import Format
 
 from tuner.rehearsal.jax_room.places import place_in_program
 
@@ -44,9 +44,7 @@ class Living:
 
     def sizes(self, device: Any) -> dict[int, int]:
         """Return the bytes of each living array on a device, by its number."""
-        return {
-            number: array.bytes_on(device) for number, array in list(self.arrays.items()) if not array.is_deleted()
-        }
+        return {number: array.bytes_on(device) for number, array in list(self.arrays.items()) if not array.is_deleted()}
 
 
 LIVING = Living()
@@ -237,7 +235,9 @@ def register() -> None:
     own = {name for name in vars(ArrayWithoutData) if name not in ("__doc__", "__module__")}
     array_methods._set_array_base_attributes(ArrayWithoutData, exclude=own)
     array_methods._set_array_attributes(ArrayWithoutData)
-    core.pytype_aval_mappings[ArrayWithoutData] = lambda array: core.update_aval_with_sharding(array.aval, array.sharding)
+    core.pytype_aval_mappings[ArrayWithoutData] = lambda array: core.update_aval_with_sharding(
+        array.aval, array.sharding
+    )
     inner_dtypes.register_canonicalize_value_handler(ArrayWithoutData, None)
     pxla.shard_arg_handlers[ArrayWithoutData] = _shard
     # a constant of a function: equal numbers, that take no memory while it is compiled
@@ -250,4 +250,3 @@ def _shard(arrays: Any, *_: Any) -> Any:
 
 def _the_only(devices: set[Any]) -> Any:
     return next(iter(devices)) if len(devices) == 1 else None
-

@@ -7,7 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _HERE = str(Path(__file__).parent)
-_BENEATH = (_HERE, *(str(Path(spec.origin).parent) for spec in map(find_spec, ("jax", "numpy")) if spec and spec.origin))
+_BENEATH = (
+    _HERE,
+    *(str(Path(spec.origin).parent) for spec in map(find_spec, ("jax", "numpy")) if spec and spec.origin),
+)
 
 
 def place_in_program() -> str:
