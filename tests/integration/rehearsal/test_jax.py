@@ -40,10 +40,7 @@ def by_kind(answer):
 
 
 def test_state_and_collectives_are_those_of_the_mesh(tmp_path):
-    """Of dp=4, tp=2: weights and Adam's two states over tp; their gradients summed over dp, the layers' outputs over tp.
-
-    The loss is summed over dp too.
-    """
+    """Of dp=4, tp=2: weights and Adam's two states over tp; gradients and loss over dp, layers' outputs over tp."""
     study = write_study(tmp_path, *SIZES)
     (answer,) = rehearsed(study, "--config", "dp=4,tp=2", "--ranks", "0")["ranks"]
 

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +73,7 @@ def main():
         noise = np.random.default_rng(step).normal(size=(given.batch, given.hidden)).astype(np.float32)
         batch = jax.device_put(noise, placed("data", None))
         state, loss = train_step(state, batch)
-        print(f"step {step}: loss {float(loss):.4f}")
+        sys.stdout.write(f"step {step}: loss {float(loss):.4f}\n")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ import numpy as np
 from jax import dtypes
 from jax._src import core
 from jax._src import dtypes as inner_dtypes
-from jax.experimental.layout import Format
 from jax._src.interpreters import mlir, pxla
 from jax._src.numpy import array_methods, indexing
+from jax.experimental.layout import Format
 
 from tuner.rehearsal.jax_room.places import place_in_program
 

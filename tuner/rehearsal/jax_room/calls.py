@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import array, core, dispatch, pjit, sharding_impls
-from jax.experimental.layout import Format
 from jax._src.interpreters import mlir, pxla
+from jax.experimental.layout import Format
 
 from tuner.rehearsal.jax_room.arrays import ArrayWithoutData, is_real
 from tuner.rehearsal.jax_room.places import is_beneath, shown_file
@@ -167,7 +167,7 @@ class _Calls:
         if isinstance(device, Format):
             device = device.sharding
         aval = core.shaped_abstractify(x) if aval is None else aval
-        is_host = device is None or device == self._target.host and self._target.is_gpu
+        is_host = device is None or (device == self._target.host and self._target.is_gpu)
         if is_real(x) and is_host and (_aval_bytes(aval) <= SMALL or device is not None):
             with jax.default_device(self._target.host):
                 return self._put(x, device=device, src=src, copy=copy, aval=aval)

@@ -160,7 +160,7 @@ class Memory:
 
 
 def memory_of(made: Made) -> Memory:
-    """Return what a call needs by XLA's memory analysis: arguments, temporaries, results that take no argument's place."""
+    """Return what a call needs by XLA's memory analysis: arguments, temporaries, results in places of their own."""
     call, found = made.call, made.call.compiled.xla_executable.get_compiled_memory_stats()
     fresh = found.output_size_in_bytes - found.alias_size_in_bytes
     weights = _weights(call)
@@ -180,8 +180,8 @@ def memory_of(made: Made) -> Memory:
 def _weights(call: Call) -> frozenset[int]:
     """Return the positions of the arguments that are weights: those of the state that a loss depends on.
 
-    A loss is a small result. Of several, that one counts that depends on least: norms of updates depend on the states of
-    the optimizer too. Without one, weights are what every large result depends on.
+    A loss is a small result. Of several, that one counts that depends on least: norms of updates depend on the states
+    of the optimizer too. Without one, weights are what every large result depends on.
     """
     if call.jaxpr is None:
         return frozenset()

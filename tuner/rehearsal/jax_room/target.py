@@ -17,7 +17,7 @@ PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 MOST_CPUS = 2048
 """Devices of a process in XLA's client for CPUs; the next ones would be those of another process
 (openxla/xla, `xla/pjrt/cpu/cpu_topology.h`)."""
-_OWN_SETTINGS = ("jax_num_cpu_devices", "jax_platforms", "jax_platform_name")
+_OWN_SETTINGS = ("jax_num_cpu_devices", "jax_platforms", "jax_platform_name", "jax_enable_compilation_cache")
 
 
 @dataclass(slots=True)
@@ -82,6 +82,7 @@ def show(target: Target) -> None:
     """
     os.environ["JAX_PLATFORMS"] = "cpu"
     jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)  # what it holds was compiled for devices that run
     if not target.is_gpu:
         if target.world > MOST_CPUS:
             raise ValueError(
