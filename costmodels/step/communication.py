@@ -33,7 +33,7 @@ from costmodels.step.placement import Groups
 from hardware.arrays import FloatArray
 from hardware.group_links import GroupLinks
 
-_ISSUED = {"up.all_to_all": 4.0}
+ISSUED = {"up.all_to_all": 4.0}
 """Number of collectives that the host issues for one collective of this model: queries, keys, values and the output are
 exchanged one by one."""
 
@@ -357,7 +357,7 @@ def issued_collectives(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGr
         if captures_block(runtime, model.blocks[use.block].family):
             continue
         part, role, *_ = use.site.split(".")
-        issued[use.block] += use.count * _ISSUED.get(f"{part}.{role}", 1.0) * is_split[part]
+        issued[use.block] += use.count * ISSUED.get(f"{part}.{role}", 1.0) * is_split[part]
     return issued
 
 
