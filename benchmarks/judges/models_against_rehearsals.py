@@ -41,6 +41,9 @@ BOUNDS = {
 """Largest distance from 1 of each ratio, in a stage."""
 SMALL = 1 << 24
 """Bytes of a kind of collective in a group and step below which it is not compared: losses, gradients of norms."""
+LEAST = 1 << 16
+"""Bytes of a message below which it is not counted: norms, and the counts and probabilities of routed tokens, which our
+models leave out."""
 FEW = 2
 """Difference of messages that is none: of a few buckets one may be fuller."""
 _KINDS = (
@@ -95,7 +98,7 @@ def sent_by(collectives: Sequence[Collective]) -> tuple[Counter[Sent], Counter[S
     sizes, messages = Counter[Sent](), Counter[Sent]()
     for one in collectives:
         kind = kind_of(one.name)
-        if kind is not None and len(one.ranks) > 1:
+        if kind is not None and len(one.ranks) > 1 and one.size_bytes >= LEAST:
             key = kind, () if kind is OpKind.SEND_RECV else one.ranks
             sizes[key] += one.size_bytes * one.count
             messages[key] += one.count
@@ -106,9 +109,10 @@ def predicted_by(collectives: Sequence[StageCollective]) -> tuple[Counter[Sent],
     """Return bytes and messages of what a rank is predicted to send."""
     sizes, messages = Counter[Sent](), Counter[Sent]()
     for one in collectives:
-        key = one.kind, () if one.kind is OpKind.SEND_RECV else one.ranks
-        sizes[key] += one.size_bytes * one.count
-        messages[key] += one.count
+        if one.size_bytes >= LEAST:
+            key = one.kind, () if one.kind is OpKind.SEND_RECV else one.ranks
+            sizes[key] += one.size_bytes * one.count
+            messages[key] += one.count
     return sizes, messages
 
 

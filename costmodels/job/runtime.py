@@ -376,6 +376,11 @@ class RuntimeProfile:
         """Whether unequal chunks are laid out so that stages hold equally many layers."""
         return self.rule_set in BALANCED_RULE_SETS
 
+    @property
+    def joins_ring(self) -> bool:
+        """Whether keys and values and their gradients go back round the ring in one message (Transformer Engine)."""
+        return self.rule_set == "megatron" and not self.fp32_ring_gradients
+
     def speed_of(self, device_name: str) -> float:
         """Return the relative speed of a device's kernels; 1 for a device never measured under this runtime."""
         return dict(self.device_speed).get(device_name, 1.0)

@@ -375,9 +375,13 @@ class _Builder:
         A hidden exchange still waits for each of its messages to begin.
         """
         cp, rounds = self.config.cp, 1 if phase == Phase.FORWARD else 2
+        messages = rounds * (cp - 1)
         # Backward the ring carries gradients too, in fp32 if the runtime says so.
         if rounds == 2 and f"cp.gradients{end}" in self.collectives:
             exchanges = self._calls(f"cp.send_recv{end}", cp - 1) + self._calls(f"cp.gradients{end}", cp - 1)
+        elif rounds == 2 and f"cp.joined{end}" in self.collectives:
+            messages = cp
+            exchanges = self._calls(f"cp.send_recv{end}", 2) + self._calls(f"cp.joined{end}", cp - 2)
         else:
             exchanges = self._calls(f"cp.send_recv{end}", rounds * (cp - 1))
         if not exchanges or not self.runtime.overlaps_ring:
@@ -386,7 +390,7 @@ class _Builder:
         # least the begin of its messages: the rest of that is appended.
         beside = Segment(kernels=_scale(core, (cp - 1) / cp), traffic=exchanges)
         exposed_s = beside.duration_s(self.runtime.overlap_efficiency) - beside.kernels_s
-        begins = self._calls("cp.start", rounds * (cp - 1))
+        begins = self._calls("cp.start", messages)
         begins_s = sum(work.seconds for work in begins)
         left = _scale(begins, (begins_s - exposed_s) / begins_s) if begins_s > exposed_s else ()
         return Segment(kernels=_scale(core, 1 / cp)), beside, Segment(traffic=left)

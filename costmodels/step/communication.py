@@ -33,7 +33,7 @@ from costmodels.step.placement import Groups
 from hardware.arrays import FloatArray
 from hardware.group_links import GroupLinks
 
-_ISSUED = {"up.all_to_all": 4.0}
+ISSUED = {"up.all_to_all": 4.0}
 """Number of collectives that the host issues for one collective of this model: queries, keys, values and the output are
 exchanged one by one."""
 
@@ -188,6 +188,8 @@ def layer_collectives(
             # Some runtimes accumulate the gradients of keys and values in fp32 on their way round the ring.
             if runtime.fp32_ring_gradients:
                 add(f"cp.gradients{end}", OpKind.SEND_RECV, 4 * block, groups.cp)
+            elif runtime.joins_ring:
+                add(f"cp.joined{end}", OpKind.SEND_RECV, 2 * job.element_bytes * block, groups.cp)
         if moved.heads is not None and f"up.all_to_all{end}" not in found:
             exchanged = job.element_bytes * moved.heads / efficiency
             add(f"up.all_to_all{end}", OpKind.ALL_TO_ALL, exchanged, groups.up)
@@ -230,6 +232,8 @@ def layer_uses(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGrid) -> t
     gathers_again = (1 + runtime.gathers_inputs_again) * once
     # On the way back the ring passes the keys and values and their gradients.
     passed = {"cp.send_recv": ring, "cp.gradients": ring} if runtime.fp32_ring_gradients else {"cp.send_recv": 2 * ring}
+    if runtime.joins_ring:
+        passed = {"cp.send_recv": np.minimum(2 * ring, 2.0), "cp.joined": np.maximum(ring - 1, 0.0)}
     for at, own in enumerate(block_sites(job, runtime, grid)):
         family, moved = job.model.blocks[at].family, own.exchanges
         if family is Family.EMBEDDING:
@@ -353,7 +357,7 @@ def issued_collectives(job: TrainingJob, runtime: RuntimeProfile, grid: ConfigGr
         if captures_block(runtime, model.blocks[use.block].family):
             continue
         part, role, *_ = use.site.split(".")
-        issued[use.block] += use.count * _ISSUED.get(f"{part}.{role}", 1.0) * is_split[part]
+        issued[use.block] += use.count * ISSUED.get(f"{part}.{role}", 1.0) * is_split[part]
     return issued
 
 
@@ -376,9 +380,14 @@ def _ring_s(
     forward_s = alone_s[f"cp.send_recv{end}"]
     gradients_s = alone_s.get(f"cp.gradients{end}", forward_s)
     exchanges = (grid.cp - 1) * (passes * forward_s + gradients_s)
+    messages = (passes + 1) * (grid.cp - 1)
+    if runtime.joins_ring:  # the first message back has no gradients yet, and the last one nothing else
+        joined = np.maximum(grid.cp - 2, 0)
+        exchanges = exchanges + joined * (alone_s[f"cp.joined{end}"] - 2 * forward_s)
+        messages = messages - joined
     if not runtime.overlaps_ring:
         return np.asarray(exchanges)
     # The first of the cp steps works on local keys. The other cp-1 steps can hide an exchange, but each waits for the
     # one before.
-    latency = (passes + 1) * ((grid.cp - 1) * alone_s["cp.start"])
+    latency = messages * alone_s["cp.start"]
     return np.maximum(exposed_s(runtime, exchanges, core_s * (grid.cp - 1) / grid.cp), latency)

@@ -19,7 +19,7 @@ from costmodels.job.setting import Setting
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import Collective, unique_shapes
 from costmodels.step.block_costs import shape_costs
-from costmodels.step.communication import layer_collectives, layer_uses
+from costmodels.step.communication import ISSUED, layer_collectives, layer_uses
 from costmodels.step.memory.peak import MemoryEstimate, busiest_micro_batches, stage_memory
 from costmodels.step.pipeline.schedules import StageLayers, assign_layers
 from costmodels.step.pipeline.stage_pricing import StagePricing
@@ -46,7 +46,7 @@ class StageCollective:
         name: Call site, such as `tp.all_gather`.
         kind: Kind of collective.
         phase: Forward or backward pass; what recomputation repeats counts as forward again.
-        size_bytes: Size of one message, gathered as `hardware/collectives.py` defines it [bytes].
+        size_bytes: Mean size of one message, gathered as `hardware/collectives.py` defines it [bytes].
         ranks: Ranks of the group of the stage's first rank; of a message, this rank and the other one.
         count: Number of messages.
     """
@@ -127,7 +127,8 @@ def _stage_collectives(
         grid.assignments[grid.assignment[0]],
         recompute_layers=int(grid.recompute_layers[0]),
     )
-    of_layers = layer_collectives(job, runtime, grid, groups)
+    balanced = replace(runtime, expert_imbalance=0.0)  # what is sent if every expert gets as many tokens
+    of_layers = layer_collectives(job, balanced, grid, groups)
     of_weights = weight_collectives(job, runtime, grid, groups, local)
     hops = transfer_collectives(job, runtime, grid, groups)
     used = _layer_executions(setting, grid, layers)
@@ -184,13 +185,12 @@ def _collectives_of(
         messages = np.broadcast_to(collective.messages, collective.wire_bytes.shape)
         shape = collective.shape.reshape(-1, 3)
         row = min(wanted, len(shape) - 1)
-        size_bytes, size = int(shape[row, 0]), int(shape[row, 1])
-        prefix, each = collective.name.split(".")[0], float(messages.reshape(-1)[row])
+        size, prefix, each = int(shape[row, 1]), collective.name.split(".")[0], float(messages.reshape(-1)[row])
+        whole_bytes = count * float(shape[row, 0]) * each
         if chunks > 1 and prefix in _GROUPS:
-            whole, each = size_bytes * each, max(math.ceil(each / chunks), 1) + chunks - 1
-            size_bytes = round(whole / each)
-        number = round(count * each)
-        if not number or size < 2 or not size_bytes:
+            each = max(math.ceil(each / chunks), 1) + chunks - 1
+        number = round(count * each * ISSUED.get(collective.name, 1.0))
+        if not number or size < 2 or not whole_bytes:
             continue
         ranks: tuple[int, ...]
         if prefix == "tied":
@@ -201,5 +201,10 @@ def _collectives_of(
             stride, _ = of_grid["tp" if prefix == "pp" else _GROUPS.get(prefix, prefix)]
             ranks = tuple(first + int(stride[0]) * place for place in range(size))
         yield StageCollective(
-            name=collective.name, kind=collective.kind, phase=phase, size_bytes=size_bytes, ranks=ranks, count=number
+            name=collective.name,
+            kind=collective.kind,
+            phase=phase,
+            size_bytes=round(whole_bytes / number),
+            ranks=ranks,
+            count=number,
         )

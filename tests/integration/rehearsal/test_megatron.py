@@ -160,6 +160,16 @@ def test_exported_flags_of_a_study_without_a_command_are_run(tmp_path):
     assert found.keys() == (JSON_KEYS["rehearse"][""] | JSON_KEYS["rehearse"]["with `--export`, also"]).keys()
 
 
+def test_a_step_is_replayed_from_all_stages(tmp_path):
+    """Both predictions of a small step agree within a quarter; it is as long as its longest rank, and overheads."""
+    study = write_study(tmp_path)
+    found = rehearsed(study, "--config", "pp=2,tp=2,dp=2,mbs=1", "--time")
+
+    assert found.keys() == (JSON_KEYS["rehearse"][""] | JSON_KEYS["rehearse"]["with `--time`, also"]).keys()
+    assert found["step_s"] == pytest.approx(found["predicted_step_s"], rel=0.25)
+    assert found["step_s"] > max(found["ranks_s"]) > 0
+
+
 WRITES = """\
 from pathlib import Path
 import socket
