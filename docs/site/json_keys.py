@@ -106,7 +106,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "world": "number of ranks of the world",
             "ranks": "answer of each rank: `framework` (`torch`, `jax`), `compiled_for` (`gpu` or `cpu`; null with "
             "PyTorch), `verdict` (`accepted`, `refused`, `unknown`), `error` and `where`, `printed` (last lines), "
-            "`parameters`, `peak_bytes` and its `parts_bytes`, `micro_batches` (made, and of a step), `operators`, `collectives`, `invented` answers",
+            "`parameters`, `peak_bytes` and its `parts_bytes`, `micro_batches` (made, and of a step), `operators`, "
+            "`collectives`, `invented` answers",
             "predicted_bytes": "bytes of tensors at each stage's peak by the cost model; null without one",
         }
     },

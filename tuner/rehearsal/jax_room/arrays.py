@@ -86,7 +86,7 @@ class ArrayWithoutData(jax.Array):
     format = property(lambda self: Format(None, self._sharding))
     layout = property(lambda self: self.format)
     is_fully_replicated = property(lambda self: self._sharding.is_fully_replicated)
-    is_fully_addressable = property(lambda self: True)
+    is_fully_addressable = True
     device = property(lambda self: _the_only(self._sharding.device_set) or self._sharding)
 
     def devices(self) -> set[Any]:
@@ -241,7 +241,7 @@ def register() -> None:
     inner_dtypes.register_canonicalize_value_handler(ArrayWithoutData, None)
     pxla.shard_arg_handlers[ArrayWithoutData] = _shard
     # a constant of a function: equal numbers, that take no memory while it is compiled
-    mlir.register_constant_handler(ArrayWithoutData, lambda array, aval: mlir.ir_constant(array._value))
+    mlir.register_constant_handler(ArrayWithoutData, lambda array, _: mlir.ir_constant(array._value))
 
 
 def _shard(arrays: Any, *_: Any) -> Any:

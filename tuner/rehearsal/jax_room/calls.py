@@ -1,7 +1,7 @@
 """Calls of compiled functions: they are lowered and compiled as ever, and return arrays without data.
 
 JAX runs whatever a program computes, one operator or a whole step, by one function of its own, `_pjit_call_impl_python`.
-Here it computes only small things of JAX itself whose arguments have data: keys of random numbers, counters, schedules.
+Here it computes only small things of JAX itself whose arguments have data: keys of random numbers, counters.
 """
 
 from __future__ import annotations
