@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import dtypes
+from jax import numpy as jnp
 from jax._src import core
 from jax._src import dtypes as inner_dtypes
 from jax._src.interpreters import mlir, pxla
@@ -125,7 +125,7 @@ class ArrayWithoutData(jax.Array):
         """Return invented numbers, as a view of one number: no memory is taken."""
         self._check_if_deleted()
         INVENTED[place_in_program()] += 1
-        if dtypes.issubdtype(self.dtype, dtypes.extended):
+        if jnp.issubdtype(self.dtype, jax.dtypes.extended):
             raise TypeError(f"the data of {self.aval.str_short()} cannot be invented")
         # one for a number, and False for a truth value: nothing is infinite, nothing overflowed
         return np.broadcast_to(np.array(self.dtype != np.bool_, dtype=self.dtype), self.shape)
@@ -216,7 +216,7 @@ class ArrayWithoutData(jax.Array):
 def num_bytes(aval: Any, sharding: Any) -> int:
     """Return the bytes of an array's part on each of its devices."""
     shape = sharding.shard_shape(aval.shape)
-    if dtypes.issubdtype(aval.dtype, dtypes.extended):
+    if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         physical = core.physical_aval(core.ShapedArray(shape, aval.dtype))
         shape, dtype = physical.shape, physical.dtype
     else:

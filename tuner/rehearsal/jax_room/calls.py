@@ -1,7 +1,8 @@
 """Calls of compiled functions: they are lowered and compiled as ever, and return arrays without data.
 
-JAX runs whatever a program computes, one operator or a whole step, by one function of its own, `_pjit_call_impl_python`.
-Here it computes only small things of JAX itself whose arguments have data: keys of random numbers, counters.
+JAX runs whatever a program computes, one operator or a whole step, by one function of its own,
+`_pjit_call_impl_python`. Here it computes only small things of JAX itself whose arguments have data, such as keys of
+random numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import array, core, dispatch, pjit, sharding_impls
+from jax import numpy as jnp
+from jax._src import array, config, core, dispatch, pjit, sharding_impls
 from jax._src.interpreters import mlir, pxla
 from jax.experimental.layout import Format
 
@@ -23,7 +25,7 @@ from tuner.rehearsal.jax_room.target import Target
 
 SMALL = 1 << 20
 """Largest number of bytes that are computed with data."""
-_UNSPECIFIED = sharding_impls.UnspecifiedValue
+_UNSPECIFIED = type(sharding_impls.UNSPECIFIED)
 
 
 def replace_calls(target: Target, steps: Steps) -> None:
@@ -58,7 +60,7 @@ class _Calls:
                 computation._compiler_options_kvs += tuple(pair for pair in options if pair[0] not in names)
             return compiled(computation, *args, **kwargs)
 
-        pxla.MeshComputation.compile = compile_with_options
+        setattr(pxla.MeshComputation, "compile", compile_with_options)  # noqa: B010 - mypy knows a method there
         run, calls = self._run, self
 
         def unsafe_call(executable: Any) -> Any:
@@ -66,7 +68,7 @@ class _Calls:
                 return run.fget(executable)
             return lambda *args: calls._returned_by(executable, args)
 
-        pxla.MeshExecutable.unsafe_call = property(unsafe_call)
+        setattr(pxla.MeshExecutable, "unsafe_call", property(unsafe_call))  # noqa: B010 - as above
 
     # compiled functions
     def call(self, *args: Any, **params: Any) -> Any:
@@ -80,8 +82,12 @@ class _Calls:
                 return self._call(*args, **params)
         place = place_of(jaxpr)
         maker = f"{name} ({place})" if place else ""
-        lower = {"lowering_platforms": None, "lowering_parameters": mlir.LoweringParameters(), "pgle_profiler": None}
-        with jax.default_device(jax.config.jax_default_device or self._target.devices[0]):
+        lower: dict[str, Any] = {
+            "lowering_platforms": None,
+            "lowering_parameters": mlir.LoweringParameters(),
+            "pgle_profiler": None,
+        }
+        with jax.default_device(config.default_device.value or self._target.devices[0]):
             computation = pjit._resolve_and_lower(tuple(map(pjit.convert_to_metaty, args)), **params, **lower)
             compiled = computation.compile()
         unloaded = compiled._unloaded_executable
@@ -155,7 +161,7 @@ class _Calls:
                 num_bytes=one.bytes_on(device) if isinstance(one, ArrayWithoutData) else _aval_bytes(core.typeof(one)),
                 size=math.prod(one.sharding.shard_shape(one.shape)) if isinstance(one, ArrayWithoutData) else 0,
                 maker=one.maker if isinstance(one, ArrayWithoutData) else "",
-                is_float=jax.dtypes.issubdtype(core.typeof(one).dtype, np.floating),
+                is_float=jnp.issubdtype(core.typeof(one).dtype, np.floating),
                 is_used=position in used,
             )
             for position, one in enumerate(values)
@@ -174,6 +180,7 @@ class _Calls:
         if isinstance(x, ArrayWithoutData):
             x._check_if_deleted()
         maker = x.maker if isinstance(x, ArrayWithoutData) else ""
+        sharding: Any
         if device is None:
             if isinstance(x, ArrayWithoutData):
                 return x
@@ -231,4 +238,4 @@ def _aval_bytes(aval: Any) -> int:
     if not hasattr(aval, "shape"):
         return 0
     size = getattr(aval.dtype, "itemsize", 8)
-    return math.prod(aval.shape) * size
+    return int(math.prod(aval.shape) * size)

@@ -28,10 +28,11 @@ def run(cases: list[dict[str, Any]], request: dict[str, Any]) -> dict[str, Any]:
             os.environ[name] = text
     try:
         steps = _prepare(case["world"], request)
-    except ValueError as error:
-        return {"verdict": "unknown", "error": str(error)}
+    except ValueError as missing:
+        return {"verdict": "unknown", "error": str(missing)}
     sys.argv = [request["script"] or "-m", *case["arguments"]]
-    verdict, error, where = "accepted", None, []
+    verdict, where = "accepted", list[str]()
+    error: str | None = None
     try:
         if request["script"] is None:
             runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
