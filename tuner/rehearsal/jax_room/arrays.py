@@ -70,7 +70,7 @@ class ArrayWithoutData(jax.Array):
     """
 
     def __init__(self, aval: Any, sharding: Any, *, committed: bool = True, maker: str = "") -> None:
-        self.aval = core.update_aval_with_sharding(aval, sharding)
+        self.aval = core.update_aval_with_sharding(aval, sharding)  # type: ignore[misc] # JAX's own arrays set it too
         self._sharding, self._committed, self._deleted = sharding, committed, False
         self.maker = maker
         self.number = LIVING.add(self)

@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax import numpy as jnp
-from jax._src import array, config, core, dispatch, pjit, sharding_impls
+from jax._src import array, config, core, debugging, dispatch, pjit
+from jax._src.named_sharding import UNSPECIFIED
 from jax._src.interpreters import mlir, pxla
 from jax.experimental.layout import Format
 
@@ -25,7 +26,10 @@ from tuner.rehearsal.jax_room.target import Target
 
 SMALL = 1 << 20
 """Largest number of bytes that are computed with data."""
-_UNSPECIFIED = type(sharding_impls.UNSPECIFIED)
+_WRAPPERS, _FIRST = ("shard_map", "scan"), 8
+_PMAP = "jax/_src/pmap.py:"
+"""Where JAX wraps functions of the program for `pmap`."""
+_UNSPECIFIED = type(UNSPECIFIED)
 
 
 def replace_calls(target: Target, steps: Steps) -> None:
@@ -52,6 +56,8 @@ class _Calls:
             (jax, "make_array_from_single_device_arrays", self.make_from_parts),
         ):
             setattr(module, name, own)
+        for primitive in (debugging.debug_callback_p, debugging.debug_print_p):
+            mlir.register_lowering(primitive, _print_nothing)
         options, compiled = self._target.options, self._compile
 
         def compile_with_options(computation: Any, *args: Any, **kwargs: Any) -> Any:
@@ -222,14 +228,26 @@ class _Calls:
         return ArrayWithoutData(aval, sharding)
 
 
+def _print_nothing(context: Any, *_: Any, effect: Any = None, **__: Any) -> list[Any]:
+    """Compile nothing for what prints in a function; an ordered print hands its token on."""
+    if effect is not None and effect in context.tokens_in.effects():
+        context.set_tokens_out(context.tokens_in)
+    return []
+
+
 def place_of(jaxpr: Any) -> str:
-    """Return the file and line of the program's function that a jaxpr was traced from; nothing for one of JAX."""
-    return _place(jaxpr.jaxpr.debug_info)
+    """Return the file and line of the program's function that a jaxpr was traced from; nothing for one of JAX.
+
+    JAX wraps functions of the program for `pmap`, and calls of `shard_map` and `scan` outside of functions.
+    """
+    wrapped = [one.params["jaxpr"] for one in jaxpr.jaxpr.eqns[:_FIRST] if one.primitive.name in _WRAPPERS]
+    inner = [getattr(one, "jaxpr", one) for one in wrapped]
+    return next(filter(None, (_place(one.debug_info) for one in (jaxpr.jaxpr, *inner))), "")
 
 
 def _place(information: Any) -> str:
     words = (information.func_src_info or "").split(" at ", 1) if information is not None else []
-    if len(words) < 2 or is_beneath(words[1]):
+    if len(words) < 2 or (is_beneath(words[1]) and _PMAP not in words[1]):
         return ""
     return shown_file(words[1])
 
