@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 from jax._src import array, config, core, debugging, dispatch, pjit
-from jax._src.named_sharding import UNSPECIFIED
 from jax._src.interpreters import mlir, pxla
+from jax._src.named_sharding import UNSPECIFIED
 from jax.experimental.layout import Format
 
 from tuner.rehearsal.jax_room.arrays import ArrayWithoutData, is_real
@@ -57,7 +57,8 @@ class _Calls:
         ):
             setattr(module, name, own)
         for primitive in (debugging.debug_callback_p, debugging.debug_print_p):
-            mlir.register_lowering(primitive, _print_nothing)
+            for platform in ("cpu", "cuda"):  # JAX has a rule for each
+                mlir.register_lowering(primitive, _print_nothing, platform=platform)
         options, compiled = self._target.options, self._compile
 
         def compile_with_options(computation: Any, *args: Any, **kwargs: Any) -> Any:
