@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import dtypes
+from jax import numpy as jnp
 from jax._src import core
 from jax._src import dtypes as inner_dtypes
 from jax._src.interpreters import mlir, pxla
@@ -70,7 +70,7 @@ class ArrayWithoutData(jax.Array):
     """
 
     def __init__(self, aval: Any, sharding: Any, *, committed: bool = True, maker: str = "") -> None:
-        self.aval = core.update_aval_with_sharding(aval, sharding)
+        self.aval = core.update_aval_with_sharding(aval, sharding)  # type: ignore[misc] # JAX's own arrays set it too
         self._sharding, self._committed, self._deleted = sharding, committed, False
         self.maker = maker
         self.number = LIVING.add(self)
@@ -86,7 +86,7 @@ class ArrayWithoutData(jax.Array):
     format = property(lambda self: Format(None, self._sharding))
     layout = property(lambda self: self.format)
     is_fully_replicated = property(lambda self: self._sharding.is_fully_replicated)
-    is_fully_addressable = property(lambda self: True)
+    is_fully_addressable = True
     device = property(lambda self: _the_only(self._sharding.device_set) or self._sharding)
 
     def devices(self) -> set[Any]:
@@ -125,7 +125,7 @@ class ArrayWithoutData(jax.Array):
         """Return invented numbers, as a view of one number: no memory is taken."""
         self._check_if_deleted()
         INVENTED[place_in_program()] += 1
-        if dtypes.issubdtype(self.dtype, dtypes.extended):
+        if jnp.issubdtype(self.dtype, jax.dtypes.extended):
             raise TypeError(f"the data of {self.aval.str_short()} cannot be invented")
         # one for a number, and False for a truth value: nothing is infinite, nothing overflowed
         return np.broadcast_to(np.array(self.dtype != np.bool_, dtype=self.dtype), self.shape)
@@ -216,7 +216,7 @@ class ArrayWithoutData(jax.Array):
 def num_bytes(aval: Any, sharding: Any) -> int:
     """Return the bytes of an array's part on each of its devices."""
     shape = sharding.shard_shape(aval.shape)
-    if dtypes.issubdtype(aval.dtype, dtypes.extended):
+    if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         physical = core.physical_aval(core.ShapedArray(shape, aval.dtype))
         shape, dtype = physical.shape, physical.dtype
     else:
@@ -241,7 +241,7 @@ def register() -> None:
     inner_dtypes.register_canonicalize_value_handler(ArrayWithoutData, None)
     pxla.shard_arg_handlers[ArrayWithoutData] = _shard
     # a constant of a function: equal numbers, that take no memory while it is compiled
-    mlir.register_constant_handler(ArrayWithoutData, lambda array, aval: mlir.ir_constant(array._value))
+    mlir.register_constant_handler(ArrayWithoutData, lambda array, _: mlir.ir_constant(array._value))
 
 
 def _shard(arrays: Any, *_: Any) -> Any:

@@ -1,7 +1,8 @@
 """Calls of compiled functions: they are lowered and compiled as ever, and return arrays without data.
 
-JAX runs whatever a program computes, one operator or a whole step, by one function of its own, `_pjit_call_impl_python`.
-Here it computes only small things of JAX itself whose arguments have data: keys of random numbers, counters, schedules.
+JAX runs whatever a program computes, one operator or a whole step, by one function of its own,
+`_pjit_call_impl_python`. Here it computes only small things of JAX itself whose arguments have data, such as keys of
+random numbers.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import array, core, dispatch, pjit, sharding_impls
+from jax import numpy as jnp
+from jax._src import array, config, core, debugging, dispatch, pjit
 from jax._src.interpreters import mlir, pxla
+from jax._src.named_sharding import UNSPECIFIED
 from jax.experimental.layout import Format
 
 from tuner.rehearsal.jax_room.arrays import ArrayWithoutData, is_real
@@ -23,7 +26,10 @@ from tuner.rehearsal.jax_room.target import Target
 
 SMALL = 1 << 20
 """Largest number of bytes that are computed with data."""
-_UNSPECIFIED = sharding_impls.UnspecifiedValue
+_WRAPPERS, _FIRST = ("shard_map", "scan"), 8
+_PMAP = "jax/_src/pmap.py:"
+"""Where JAX wraps functions of the program for `pmap`."""
+_UNSPECIFIED = type(UNSPECIFIED)
 
 
 def replace_calls(target: Target, steps: Steps) -> None:
@@ -50,6 +56,9 @@ class _Calls:
             (jax, "make_array_from_single_device_arrays", self.make_from_parts),
         ):
             setattr(module, name, own)
+        for primitive in (debugging.debug_callback_p, debugging.debug_print_p):
+            for platform in ("cpu", "cuda"):  # JAX has a rule for each
+                mlir.register_lowering(primitive, _print_nothing, platform=platform)
         options, compiled = self._target.options, self._compile
 
         def compile_with_options(computation: Any, *args: Any, **kwargs: Any) -> Any:
@@ -58,7 +67,7 @@ class _Calls:
                 computation._compiler_options_kvs += tuple(pair for pair in options if pair[0] not in names)
             return compiled(computation, *args, **kwargs)
 
-        pxla.MeshComputation.compile = compile_with_options
+        setattr(pxla.MeshComputation, "compile", compile_with_options)  # noqa: B010 - mypy knows a method there
         run, calls = self._run, self
 
         def unsafe_call(executable: Any) -> Any:
@@ -66,7 +75,7 @@ class _Calls:
                 return run.fget(executable)
             return lambda *args: calls._returned_by(executable, args)
 
-        pxla.MeshExecutable.unsafe_call = property(unsafe_call)
+        setattr(pxla.MeshExecutable, "unsafe_call", property(unsafe_call))  # noqa: B010 - as above
 
     # compiled functions
     def call(self, *args: Any, **params: Any) -> Any:
@@ -80,8 +89,12 @@ class _Calls:
                 return self._call(*args, **params)
         place = place_of(jaxpr)
         maker = f"{name} ({place})" if place else ""
-        lower = {"lowering_platforms": None, "lowering_parameters": mlir.LoweringParameters(), "pgle_profiler": None}
-        with jax.default_device(jax.config.jax_default_device or self._target.devices[0]):
+        lower: dict[str, Any] = {
+            "lowering_platforms": None,
+            "lowering_parameters": mlir.LoweringParameters(),
+            "pgle_profiler": None,
+        }
+        with jax.default_device(config.default_device.value or self._target.devices[0]):
             computation = pjit._resolve_and_lower(tuple(map(pjit.convert_to_metaty, args)), **params, **lower)
             compiled = computation.compile()
         unloaded = compiled._unloaded_executable
@@ -155,7 +168,7 @@ class _Calls:
                 num_bytes=one.bytes_on(device) if isinstance(one, ArrayWithoutData) else _aval_bytes(core.typeof(one)),
                 size=math.prod(one.sharding.shard_shape(one.shape)) if isinstance(one, ArrayWithoutData) else 0,
                 maker=one.maker if isinstance(one, ArrayWithoutData) else "",
-                is_float=jax.dtypes.issubdtype(core.typeof(one).dtype, np.floating),
+                is_float=jnp.issubdtype(core.typeof(one).dtype, np.floating),
                 is_used=position in used,
             )
             for position, one in enumerate(values)
@@ -174,6 +187,7 @@ class _Calls:
         if isinstance(x, ArrayWithoutData):
             x._check_if_deleted()
         maker = x.maker if isinstance(x, ArrayWithoutData) else ""
+        sharding: Any
         if device is None:
             if isinstance(x, ArrayWithoutData):
                 return x
@@ -215,14 +229,26 @@ class _Calls:
         return ArrayWithoutData(aval, sharding)
 
 
+def _print_nothing(context: Any, *_: Any, effect: Any = None, **__: Any) -> list[Any]:
+    """Compile nothing for what prints in a function; an ordered print hands its token on."""
+    if effect is not None and effect in context.tokens_in.effects():
+        context.set_tokens_out(context.tokens_in)
+    return []
+
+
 def place_of(jaxpr: Any) -> str:
-    """Return the file and line of the program's function that a jaxpr was traced from; nothing for one of JAX."""
-    return _place(jaxpr.jaxpr.debug_info)
+    """Return the file and line of the program's function that a jaxpr was traced from; nothing for one of JAX.
+
+    JAX wraps functions of the program for `pmap`, and calls of `shard_map` and `scan` outside of functions.
+    """
+    wrapped = [one.params["jaxpr"] for one in jaxpr.jaxpr.eqns[:_FIRST] if one.primitive.name in _WRAPPERS]
+    inner = [getattr(one, "jaxpr", one) for one in wrapped]
+    return next(filter(None, (_place(one.debug_info) for one in (jaxpr.jaxpr, *inner))), "")
 
 
 def _place(information: Any) -> str:
     words = (information.func_src_info or "").split(" at ", 1) if information is not None else []
-    if len(words) < 2 or is_beneath(words[1]):
+    if len(words) < 2 or (is_beneath(words[1]) and _PMAP not in words[1]):
         return ""
     return shown_file(words[1])
 
@@ -231,4 +257,4 @@ def _aval_bytes(aval: Any) -> int:
     if not hasattr(aval, "shape"):
         return 0
     size = getattr(aval.dtype, "itemsize", 8)
-    return math.prod(aval.shape) * size
+    return int(math.prod(aval.shape) * size)

@@ -1,4 +1,4 @@
-"""Read the program that XLA compiled for one device: its operators, and its collectives with bytes, ranks and counts."""
+"""Read the program that XLA compiled for each device: its operators, and its collectives with bytes and ranks."""
 
 from __future__ import annotations
 

@@ -18,6 +18,9 @@ from tuner.rehearsal.jax_room.places import is_beneath, is_ours, shown_file
 from tuner.rehearsal.jax_room.steps import EnoughError, Steps, memory_of
 from tuner.rehearsal.jax_room.target import Target, has_gpu_compiler, show
 
+_OF_NO_DEVICE = ("UNIMPLEMENTED", "Unknown backend: 'gpu'", "only supported for addressable")
+"""Words of errors of JAX about devices that only a compiler has: functions of the host that a step calls, and such."""
+
 
 def run(cases: list[dict[str, Any]], request: dict[str, Any]) -> dict[str, Any]:
     """Run the program, and return what was seen; the process serves for nothing afterwards."""
@@ -28,10 +31,11 @@ def run(cases: list[dict[str, Any]], request: dict[str, Any]) -> dict[str, Any]:
             os.environ[name] = text
     try:
         steps = _prepare(case["world"], request)
-    except ValueError as error:
-        return {"verdict": "unknown", "error": str(error)}
+    except ValueError as missing:
+        return {"verdict": "unknown", "error": str(missing)}
     sys.argv = [request["script"] or "-m", *case["arguments"]]
-    verdict, error, where = "accepted", None, []
+    verdict, where = "accepted", list[str]()
+    error: str | None = None
     try:
         if request["script"] is None:
             runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
@@ -58,7 +62,7 @@ def run(cases: list[dict[str, Any]], request: dict[str, Any]) -> dict[str, Any]:
 
 def _prepare(world: int, request: dict[str, Any]) -> Steps:
     """Exchange what JAX would ask of devices; return the record of steps."""
-    target = Target(world, request["target"] if has_gpu_compiler() else None)
+    target = Target(world, request["target"] if has_gpu_compiler() else None, request["device"]["memory_bytes"])
     show(target)
     register()
     steps = Steps(target, request["steps"])
@@ -106,7 +110,7 @@ def _is_ours(error: BaseException) -> bool:
         return True
     if frames and is_ours(frames[-1].filename) and not isinstance(error, ValueError | RuntimeError):
         return True
-    return "UNIMPLEMENTED" in str(error)
+    return any(words in str(error) for words in _OF_NO_DEVICE)
 
 
 def _where(error: BaseException) -> list[str]:

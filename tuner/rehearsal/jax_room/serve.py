@@ -32,7 +32,7 @@ def main() -> int:
         read, write = os.pipe()
         if (child := os.fork()) == 0:
             os.close(read)
-            answer = {"framework": "jax", **_answered(cases, request), "printed": _printed()}
+            answer: dict[str, Any] = {"framework": "jax", **_answered(cases, request), "printed": _printed()}
             with os.fdopen(write, "w") as pipe:
                 json.dump(answer, pipe)
             os._exit(0)
@@ -40,9 +40,13 @@ def main() -> int:
         with os.fdopen(read) as pipe:
             text = pipe.read()
         _, status = os.waitpid(child, 0)
-        died = {"framework": "jax", "verdict": "unknown", "error": f"its process ended with status {status}"}
+        died: dict[str, Any] = {
+            "framework": "jax",
+            "verdict": "unknown",
+            "error": f"its process ended with status {status}",
+        }
         answer = json.loads(text) if text else died | {"printed": _printed()}
-        collectives = answer.pop("collectives_of", {})
+        collectives: dict[str, Any] = answer.pop("collectives_of", {})
         for case in cases:
             own = {"collectives": collectives.get(str(case["rank"]), [])}
             with os.fdopen(os.dup(answers), "w") as file:

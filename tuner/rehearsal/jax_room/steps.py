@@ -1,7 +1,7 @@
 """Steps of training, recognised among the calls of a program's compiled functions.
 
-The state of training is what the program holds when it has built its model and optimizer. A step ends when a function
-that ran in it is called again, and half of the state's bytes are gone: replaced by what the step made.
+A step ends when a function that ran in it is called again, and nearly all that the program held and the function took
+at its first call is gone: replaced by what the step made.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from jax._src.interpreters import partial_eval
 from tuner.rehearsal.jax_room.arrays import LIVING
 from tuner.rehearsal.jax_room.target import Target
 
-_GROWN = 1.5
-"""A model is still being built while the program holds this many times as much as before."""
+_KEPT = 0.3
+"""Largest share of the bytes that a step may leave alone: sums of gradients replace up to two thirds themselves."""
 _PATIENCE = 4
 """Calls of one function, on results of its own, after which a step has ended although its state is still held."""
 _MANY = 64
@@ -76,6 +76,15 @@ class Made:
     beside_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """First call of a function in a step: its place, and the bytes of what the program held, and of what it took."""
+
+    place: int
+    living: dict[int, int]
+    taken: dict[int, int]
+
+
 @dataclass(slots=True)
 class Steps:
     """Record of a program's steps.
@@ -93,7 +102,8 @@ class Steps:
     ended: list[float] = field(default_factory=list)
     last: tuple[Made, ...] = ()
     calls: list[Made] = field(default_factory=list)
-    _state: dict[int, int] = field(default_factory=dict)
+    _held: dict[int, int] = field(default_factory=dict)
+    _opened: dict[str, _Opened] = field(default_factory=dict)
     _counts: Counter[str] = field(default_factory=Counter)
     _began_s: float = 0.0
 
@@ -106,40 +116,35 @@ class Steps:
         device = self.target.devices[0]
         results = {one.number for one in call.results}
         living = {number: size for number, size in LIVING.sizes(device).items() if number not in results}
+        taken = {one.number for one in call.arguments if one.is_used and one.number in living}
         self._counts[call.maker] += 1
-        if self._ends_step(call, living):
+        opened = self._opened.get(call.maker)
+        if opened is not None and self._ends_step(call, opened, living):
             self.ended.append(time.process_time() - self._began_s)
-            self.last, self.calls = tuple(self.calls), []
-            self._begin(living)
+            self.last, self.calls = tuple(self.calls[opened.place :]), []
+            self._opened.clear()
+            self._counts.clear()
+            self._began_s = time.process_time()
             if len(self.ended) == self.wanted:
                 raise EnoughError
-        elif sum(living.values()) >= _GROWN * sum(self._state.values()):
-            self.calls = []
-            self._begin(living)
-        taken = {one.number for one in call.arguments if one.is_used}
+        held = {number: living[number] for number in taken}
+        self._opened.setdefault(call.maker, _Opened(len(self.calls), living, held))
         beside = sum(size for number, size in living.items() if number not in taken)
         self.calls.append(Made(call, beside))
+        self._held = living
 
-    def _begin(self, living: dict[int, int]) -> None:
-        self._state, self._began_s = living, time.process_time()
-        self._counts.clear()
-
-    def _ends_step(self, call: Call, living: dict[int, int]) -> bool:
-        if all(made.call.maker != call.maker for made in self.calls):
-            return False
-        whole = sum(self._state.values())
-        left = sum(size for number, size in self._state.items() if number in living)
-        if whole and 2 * left <= whole:
+    def _ends_step(self, call: Call, opened: _Opened, living: dict[int, int]) -> bool:
+        if _left(opened.living, living) <= _KEPT and _left(opened.taken, living) <= _KEPT:
             return True
         own = sum(one.num_bytes for one in call.arguments if one.maker == call.maker)
         is_own = 2 * own >= sum(one.num_bytes for one in call.arguments) > 0
-        return is_own and self._counts[call.maker] >= _PATIENCE
+        return is_own and self._counts[call.maker] > _PATIENCE
 
     def step(self) -> tuple[Made, ...]:
         """Return the calls of the last step: of the present one if none has ended, and it takes most of the state."""
         if self.last:
             return self.last
-        whole = sum(self._state.values())
+        whole = sum(self._held.values())
         taken = sum(one.num_bytes for made in self.calls for one in made.call.arguments if one.maker)
         return tuple(self.calls) if self.calls and 2 * taken >= whole > 0 else ()
 
@@ -204,3 +209,9 @@ def _needed(jaxpr: Any, result: int) -> frozenset[int]:
     wanted = [number == result for number in range(len(jaxpr.outvars))]
     _, used = partial_eval.dce_jaxpr(jaxpr, wanted)
     return frozenset(position for position, is_used in enumerate(used) if is_used)
+
+
+def _left(before: dict[int, int], living: dict[int, int]) -> float:
+    """Return the share of the bytes that are still there; 1 if there were none."""
+    whole = sum(before.values())
+    return sum(size for number, size in before.items() if number in living) / whole if whole else 1.0

@@ -12,6 +12,9 @@ from typing import Any
 import jax
 from jax._src import distributed, xla_bridge
 
+from tuner.rehearsal.jax_room.arrays import INVENTED, LIVING
+from tuner.rehearsal.jax_room.places import place_in_program
+
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 """Modules that have XLA's compiler for GPUs (packages jax-cuda12-pjrt with jax-cuda12-plugin, and those of CUDA 13)."""
 MOST_CPUS = 2048
@@ -27,10 +30,12 @@ class Target:
     Attributes:
         world: Number of devices.
         description: XLA's description of a GPU; None to compile for CPUs.
+        memory_bytes: Memory of a device [bytes].
     """
 
     world: int
     description: str | None
+    memory_bytes: int
     _devices: list[Any] = field(default_factory=list)
 
     @property
@@ -50,6 +55,7 @@ class Target:
                     "cuda", "", target_config=self.description, topology=f"1x1x{self.world}"
                 )
                 self._devices = topology._make_compile_only_devices()
+                _answer_of_memory(self)
         return self._devices
 
     @property
@@ -118,13 +124,24 @@ def show(target: Target) -> None:
     _connect_nothing()
 
 
+def _answer_of_memory(target: Target) -> None:
+    """Let devices answer how much of their memory is in use: what the arrays without data would take."""
+
+    def memory_stats(device: Any) -> dict[str, int]:
+        INVENTED[place_in_program()] += 1
+        used = sum(LIVING.sizes(device).values())
+        return {"bytes_in_use": used, "peak_bytes_in_use": used, "bytes_limit": target.memory_bytes}
+
+    setattr(type(target.devices[0]), "memory_stats", memory_stats)  # noqa: B010 - mypy knows a method there
+
+
 def _keep_settings() -> None:
     """Let the program's settings of devices have no effect."""
     update = jax.config.update
 
     def kept(name: str, value: Any) -> None:
         if name not in _OWN_SETTINGS:
-            update(name, value)
+            update(name, value)  # type: ignore[no-untyped-call]
 
     setattr(jax.config, "update", kept)  # noqa: B010 - mypy knows a method there
 
