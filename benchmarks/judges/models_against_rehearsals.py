@@ -9,8 +9,8 @@ follow the bytes and messages of all its collectives; those of which one side kn
 if they carry more than SMALL bytes a step.
 
 The exit status is 1 if parameters differ by more than padded rows, if a ratio is further from 1 than its bound, or if
-the framework refuses what our rules allow, or runs what they forbid: a new release changed something, or a model here is
-wrong.
+the framework refuses what our rules allow, or runs what they forbid: a new release changed something, or a model here
+is wrong.
 """
 
 from __future__ import annotations
