@@ -61,13 +61,13 @@ def test_what_agrees_has_no_remarks():
 
 
 def test_what_differs_is_named():
-    """Twice the gradients, a parameter more, and a collective of its own: each is named with its figure."""
+    """Twice the gradients and parameters, and a collective of its own: each is named with its figure."""
     usual = as_predicted(0)
     further = Collective(name="alltoall_", size_bytes=1 << 30, ranks=(0, 1, 2, 3), peer=None, count=1)
     (row,) = compared(
         replace(
             usual,
-            parameters=(usual.parameters or 0) + 1,
+            parameters=2 * (usual.parameters or 0),
             parts={**usual.parts, "gradients": 2 * usual.parts["gradients"]},
             collectives=(*usual.collectives, further),
         )
