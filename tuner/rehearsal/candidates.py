@@ -136,17 +136,6 @@ def candidate_of(
     return Candidate(key=identity_of(cases, device, environment), cases=cases)
 
 
-def reason_against(
-    backend: AbstractBackend, config: ParallelConfig, device: Device, environment: Mapping[str, str]
-) -> str:
-    """Return why a candidate cannot be rehearsed here; empty if it can."""
-    try:
-        candidate_of(backend, config, device, environment)
-    except ConfigError as error:
-        return f"{error.key}: {error.rule}"
-    return ""
-
-
 def by_program(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
     """Return the candidates in groups that one import serves: their programs differ in arguments and variables."""
     groups: dict[tuple[object, ...], list[Candidate]] = {}
