@@ -8,7 +8,6 @@ from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.device import Device
-from hardware.io.errors import ConfigError
 from trials.backend import AbstractBackend
 from tuner.rehearsal.answer import RankAnswer, Verdict
 from tuner.rehearsal.identity import identity_of
