@@ -318,6 +318,7 @@ def _search(folder: Path, scratch: Path, given: Any, *, seed: int, rehearse: str
     fits = {config: cluster.measure(config) for config in configs}
     best_s = min(step_s(config) for config, found in fits.items() if found.status is Status.OK)
     result = run_study(replace(prepared), executor=cluster, on_progress=lambda _: None, rehearsals_of=rehearsals_of)
+    tell(f"seed {seed}, rehearse {rehearse}: {[status.value for status, _ in cluster.seen]}")
     near = [number for number, (_, time_s) in enumerate(cluster.seen, start=1) if time_s <= (1 + NEAR) * best_s]
     return {
         "seed": seed,

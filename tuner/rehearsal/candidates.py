@@ -8,7 +8,6 @@ from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.device import Device
-from hardware.io.errors import ConfigError
 from trials.backend import AbstractBackend
 from tuner.rehearsal.answer import RankAnswer, Verdict
 from tuner.rehearsal.identity import identity_of
@@ -134,17 +133,6 @@ def candidate_of(
     program = program_of(backend.starts(config, trial_number=_ANY_TRIAL), environment)
     cases = cases_of(program, config, one_rank_a_stage(config), enough_micro_batches(config))
     return Candidate(key=identity_of(cases, device, environment), cases=cases)
-
-
-def reason_against(
-    backend: AbstractBackend, config: ParallelConfig, device: Device, environment: Mapping[str, str]
-) -> str:
-    """Return why a candidate cannot be rehearsed here; empty if it can."""
-    try:
-        candidate_of(backend, config, device, environment)
-    except ConfigError as error:
-        return f"{error.key}: {error.rule}"
-    return ""
 
 
 def by_program(candidates: Iterable[Candidate]) -> list[list[Candidate]]:

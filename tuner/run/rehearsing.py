@@ -224,9 +224,11 @@ class Rehearsals:
         config = self._prepared.problem.with_knobs(self._sampler.candidates.config(0))
         try:
             program = program_of(self._prepared.backend.starts(config, trial_number=0), os.environ)
+            return "" if is_asked_for else reason_it_is_not(program, os.environ)
         except ConfigError as error:
             return f"{error.key} {error.rule}"
-        return "" if is_asked_for else reason_it_is_not(program, os.environ)
+        except OSError as error:
+            return str(error)
 
     def _candidate(self, position: int) -> Candidate | None:
         """Return a candidate as a rehearsal runs it; None if it cannot."""
@@ -235,7 +237,9 @@ class Rehearsals:
             return candidate_of(self._prepared.backend, config, self._device, os.environ)
         except ConfigError as error:
             self._tell("cannot", f"a candidate cannot be rehearsed: {error.key} {error.rule}")
-            return None
+        except OSError as error:  # a file that was removed while it was looked at
+            self._tell("cannot", f"a candidate cannot be rehearsed: {error}")
+        return None
 
     def _start(self, *wanted: int) -> None:
         """Begin to rehearse candidates in this order, in place of what is being rehearsed."""
