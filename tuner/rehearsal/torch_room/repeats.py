@@ -211,7 +211,7 @@ def learned(result: Any, tensors: Sequence[Any], noted: Any) -> Known | None:
         if same:
             made.append(_Made(how=_SAME, of=same[0]))
             continue
-        shape, stride, offset = tuple(leaf.shape), leaf.stride(), leaf.storage_offset()
+        shape, stride, offset = tuple(leaf.shape), leaf.stride(), int(leaf.storage_offset())
         needs = _extent(shape, stride, offset) * leaf.dtype.itemsize
         is_own = not sharing and offset == 0 and leaf.untyped_storage().nbytes() == needs and key not in own
         if not sharing and not is_own:
