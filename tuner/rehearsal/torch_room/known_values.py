@@ -41,7 +41,7 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     with _disable_current_modes():
         made = _EMPTY(0, dtype=tensor.dtype)
-        return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload, no-any-return]
+        return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def asked(func: Any, args: Any) -> Any:
