@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tuner.rehearsal.torch_room.frameworks import deepspeed, fsdp, hugging_face, megatron
+from tuner.rehearsal.torch_room.frameworks import deepspeed, hugging_face, megatron, torch_parts
 from tuner.rehearsal.torch_room.progress import Progress
 
-FRAMEWORKS = (deepspeed, fsdp, hugging_face, megatron)
+FRAMEWORKS = (deepspeed, hugging_face, megatron, torch_parts)
 """Modules with a function `changes`."""
 
 
