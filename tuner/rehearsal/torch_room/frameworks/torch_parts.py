@@ -1,4 +1,4 @@
-"""Parts of PyTorch that load later: the first FSDP, whose parameters are to be on a device, and loaders of torchdata."""
+"""Parts of PyTorch that load later: the first FSDP, whose parameters are to be on a device; torchdata's loaders."""
 
 from __future__ import annotations
 
