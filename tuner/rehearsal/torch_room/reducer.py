@@ -162,10 +162,10 @@ class Reducer:
         """Take the gradient of a parameter."""
         if not self._expects:
             return
-        if not self._is_rebuilt and (self._is_static or not self._finds_unused):
-            self._ready.append(index)
         if self._is_static and not self._was_static:  # the first backward pass is reduced at its end
             return
+        if not self._is_rebuilt and (self._is_static or not self._finds_unused):
+            self._ready.append(index)
         if not self._is_marked:
             self._is_marked = True
             for unused in self._unused:
