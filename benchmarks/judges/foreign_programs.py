@@ -92,6 +92,8 @@ def _alpaca(_: Path, made: Path) -> None:
 
     rows = [{"instruction": f"say {number}", "input": "", "output": "a number " * 40} for number in range(256)]
     (made / "data.json").write_text(json.dumps(rows))
+    sharding = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+    (made / "fsdp.json").write_text(json.dumps(sharding))
     symbols = ["<unk>", "<s>", "</s>", "<pad>", *map(chr, range(33, 127))]
     vocabulary = {symbol: at for at, symbol in enumerate(symbols)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token=symbols[0]))
@@ -106,7 +108,7 @@ ALPACA = (
     *("train.py", "--model_name_or_path", "{folder}/model", "--data_path", "{folder}/data.json", "--bf16", "True"),
     *("--output_dir", "out", "--num_train_epochs", "3", "--per_device_train_batch_size", "4", "--save_strategy", "no"),
     *("--gradient_accumulation_steps", "8", "--learning_rate", "2e-5", "--report_to", "none"),
-    *("--fsdp", "full_shard auto_wrap", "--fsdp_transformer_layer_cls_to_wrap", "LlamaDecoderLayer"),
+    *("--fsdp", "full_shard auto_wrap", "--fsdp_config", "{folder}/fsdp.json"),
 )
 PROGRAMS = {
     "nanoGPT": Foreign(repository="karpathy/nanoGPT", words=("train.py",), prepare=_nano_gpt),

@@ -46,7 +46,7 @@ def stand_in_for_autocast(invented: Counter[str]) -> None:
     module.get_autocast_gpu_dtype = lambda: get("cpu") if is_enabled("cpu") else torch.float16
     module.set_autocast_gpu_dtype = lambda dtype: put("cpu", dtype)
 
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call] # torch's class has no types
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call] # torch's class has no types
     for names, policy in ((_IN_FP32, _in_fp32), (_RETURN_FP32, _returning_fp32), (_IN_LOW, _in_low)):
         for name in names:
             library.impl(name, policy(_operator(name)), "AutocastCPU")

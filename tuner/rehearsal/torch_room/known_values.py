@@ -39,7 +39,7 @@ def equal_numbers(shape: tuple[int, ...], value: int) -> torch.Tensor:
     """Make a tensor that stands for one whole number in all places."""
     found = _EMPTY(shape, dtype=torch.long)
     with _disable_current_modes():
-        _keep(found, _FULL(shape, value))
+        _keep(found, _FULL(shape, value, device="cpu"))
     return found
 
 
@@ -51,8 +51,8 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
     if storage is None:
         return None
     with _disable_current_modes():
-        made = _EMPTY(0, dtype=tensor.dtype)
-        return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload, no-any-return]
+        made = _EMPTY(0, dtype=tensor.dtype, device="cpu")
+        return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def are_known(tensors: Sequence[torch.Tensor]) -> bool:
@@ -157,7 +157,7 @@ def _answered(tensor: torch.Tensor) -> torch.Tensor:
         return found
     answer = tensor.reshape(-1)[0].item() if tensor.numel() else 0
     with _disable_current_modes():
-        return _FULL(tensor.shape, answer, dtype=tensor.dtype)
+        return _FULL(tensor.shape, answer, dtype=tensor.dtype, device="cpu")
 
 
 def _follow(func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
@@ -179,7 +179,7 @@ def _without_data(values: torch.Tensor) -> torch.Tensor:
 
 def _keep(tensor: torch.Tensor, values: torch.Tensor) -> None:
     if values.stride() != tensor.stride():
-        values = _EMPTY_STRIDED(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(values)
+        values = _EMPTY_STRIDED(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu").copy_(values)
     storage = tensor.untyped_storage()
     key = storage._cdata
     _REAL[key] = values.untyped_storage()

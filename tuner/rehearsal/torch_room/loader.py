@@ -17,11 +17,10 @@ _OF_MEMORY = ("pin_memory", "pin_memory_device")
 """Arguments that keep their defaults: no processes beside this one, no pinned memory."""
 
 
-def stand_in_for_loader() -> None:
-    """Let data loaders read in this process; what they return lies in the host's memory."""
-    signature = inspect.signature(DataLoader.__init__)
-    loader: Any = DataLoader
+def load_in_this_process(loader: Any) -> None:
+    """Let a class of loaders use no workers."""
     begin = loader.__init__
+    signature = inspect.signature(begin)
 
     def load_here(own: Any, *given: Any, **named: Any) -> None:
         bound = signature.bind(own, *given, **named)
@@ -30,6 +29,11 @@ def stand_in_for_loader() -> None:
         begin(*bound.args, **bound.kwargs)
 
     loader.__init__ = load_here
+
+
+def stand_in_for_loader() -> None:
+    """Let data loaders read in this process; what they return lies in the host's memory."""
+    load_in_this_process(DataLoader)
     iterator: Any = dataloader._BaseDataLoaderIter
     start, following = iterator.__init__, iterator.__next__
 

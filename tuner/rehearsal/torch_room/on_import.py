@@ -68,8 +68,18 @@ def import_for_all_ranks(source: Path) -> None:
         names = list(_imported(ast.parse(source.read_bytes())))
         with _no_rank():
             for name in names:
-                with contextlib.suppress(Exception, SystemExit, RankAskedError):
+                before = set(sys.modules)
+                try:
                     importlib.import_module(name)
+                except (Exception, SystemExit, RankAskedError):  # noqa: BLE001 - whatever it is, each rank meets it again
+                    _forget(name.partition(".")[0], before)
+
+
+def _forget(package: str, before: set[str]) -> None:
+    """Forget the modules of a package that a failed import left behind, which each rank imports in its own order."""
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == package:
+            del sys.modules[name]
 
 
 def source_of(module: str) -> Path | None:

@@ -50,7 +50,8 @@ class Bucket:
         self.views = self._views()
 
     def _views(self) -> list[torch.Tensor]:
-        parts = self.flat.split([one.numel() for one in self._parameters])
+        flat: Any = self.flat
+        parts = flat.split([one.numel() for one in self._parameters])
         return [part.view(one.shape) for part, one in zip(parts, self._parameters, strict=True)]
 
     def index(self) -> int:
@@ -114,9 +115,10 @@ class Reducer:
         self._post: list[Any] = []
         self._next = 0
         self._make_buckets(bucket_indices)
+        hooked: list[Any] = params
         self._handles = [
             parameter.register_post_accumulate_grad_hook(lambda _, index=index: self._made(index))
-            for index, parameter in enumerate(params)
+            for index, parameter in enumerate(hooked)
         ]
 
     def prepare_for_forward(self) -> None:
@@ -162,10 +164,10 @@ class Reducer:
         """Take the gradient of a parameter."""
         if not self._expects:
             return
-        if not self._is_rebuilt and (self._is_static or not self._finds_unused):
-            self._ready.append(index)
         if self._is_static and not self._was_static:  # the first backward pass is reduced at its end
             return
+        if not self._is_rebuilt and (self._is_static or not self._finds_unused):
+            self._ready.append(index)
         if not self._is_marked:
             self._is_marked = True
             for unused in self._unused:
@@ -188,7 +190,7 @@ class Reducer:
             self._send(self._buckets[self._next])
             self._next += 1
         if self._next == len(self._buckets):
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _send(self, bucket: Bucket) -> None:
         if self._hook is None:
@@ -302,4 +304,4 @@ def _accumulated(outputs: Sequence[torch.Tensor]) -> set[int]:
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)

@@ -115,8 +115,9 @@ def _follow_engine(module: Any, progress: Progress) -> None:
 
 def _data(parameter: Any) -> torch.Tensor:
     """Return what a rank keeps of a parameter: its part, under ZeRO 3."""
-    part = getattr(parameter, "ds_tensor", None)
-    return parameter.data if part is None else part
+    part: torch.Tensor | None = getattr(parameter, "ds_tensor", None)
+    whole: torch.Tensor = parameter.data
+    return whole if part is None else part
 
 
 def _assign(engine: Any, progress: Progress) -> None:

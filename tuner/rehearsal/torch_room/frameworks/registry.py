@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tuner.rehearsal.torch_room.frameworks import deepspeed, fsdp, hugging_face, megatron, torchtitan
+from tuner.rehearsal.torch_room.frameworks import deepspeed, hugging_face, megatron, torch_parts, torchtitan
 from tuner.rehearsal.torch_room.progress import Progress
 
-FRAMEWORKS = (deepspeed, fsdp, hugging_face, megatron, torchtitan)
+FRAMEWORKS = (deepspeed, hugging_face, megatron, torch_parts, torchtitan)
 """Modules with a function `changes`."""
 
 

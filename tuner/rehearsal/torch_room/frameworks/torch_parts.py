@@ -1,17 +1,23 @@
-"""The first FSDP of PyTorch (`FullyShardedDataParallel`), whose parameters are to be on a device."""
+"""Parts of PyTorch that load later: the first FSDP, whose parameters are to be on a device; torchdata's loaders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from tuner.rehearsal.torch_room.loader import load_in_this_process
 from tuner.rehearsal.torch_room.placement import CPU
 from tuner.rehearsal.torch_room.progress import Progress
 
 
 def changes(_: Progress) -> dict[str, Callable[[Any], None]]:
-    """Return what is exchanged in FSDP's modules, by their names."""
-    return {"torch.distributed.fsdp._init_utils": _compute_on_cpu}
+    """Return what is exchanged in these modules, by their names."""
+    return {
+        "torch.distributed.fsdp._init_utils": _compute_on_cpu,
+        "torchdata.stateful_dataloader.stateful_dataloader": (
+            lambda module: load_in_this_process(module.StatefulDataLoader)
+        ),
+    }
 
 
 def _compute_on_cpu(module: Any) -> None:
