@@ -6,16 +6,16 @@ shapes are there when a later one asks; those between any two stages are taken t
 
 from __future__ import annotations
 
-import base64
-import pickle
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
+
+import torch
 
 from tuner.rehearsal.torch_room.watch import NoStandInError
 
-_SENT: list[bytes] = []
-"""Shapes that a stage sent to the next, pickled; the last that is known."""
+_SENT: list[list[dict[str, Any]]] = []
+"""Shapes of the tensors that a stage sent to the next, as JSON types; the last that is known."""
 
 
 def changes() -> dict[str, Callable[[Any], None]]:
@@ -26,15 +26,15 @@ def changes() -> dict[str, Callable[[Any], None]]:
     }
 
 
-def told() -> str | None:
-    """Return the shapes that this process sent, as text; None if it sent none."""
-    return base64.b64encode(_SENT[-1]).decode() if _SENT else None
+def told() -> list[dict[str, Any]] | None:
+    """Return the shapes that this process sent; None if it sent none."""
+    return _SENT[-1] if _SENT else None
 
 
-def hear(shapes: str | None) -> None:
+def hear(shapes: list[dict[str, Any]] | None) -> None:
     """Take the shapes that an earlier process sent."""
     if shapes is not None:
-        _SENT[:] = [base64.b64decode(shapes)]
+        _SENT[:] = [shapes]
 
 
 def _exchange_shapes(stages: Any) -> None:
@@ -45,7 +45,7 @@ def _exchange_shapes(stages: Any) -> None:
 
     def send(_: Any, shapes: Any, __: int) -> None:
         if isinstance(shapes, stages._StageForwardMeta):
-            _SENT[:] = [pickle.dumps(shapes)]
+            _SENT[:] = [[_as_json(one) for one in shapes.forward_metas]]
 
     def receive(stage: Any, other: int) -> Any:
         if other > stage.stage_index:  # gradients of what it sent
@@ -55,9 +55,49 @@ def _exchange_shapes(stages: Any) -> None:
             )
         if not _SENT:
             raise NoStandInError("the shapes that an earlier stage sends: rehearse rank 0 as well")
-        return pickle.loads(_SENT[-1])  # noqa: S301 - made by this module
+        return stages._StageForwardMeta(tuple(_from_json(one) for one in _SENT[-1]))
 
     kind._send_meta, kind._recv_meta = send, receive
+
+
+def _as_json(shape: Any) -> dict[str, Any]:
+    """Return what is known of a tensor (`_TensorMeta` or `_DTensorMeta`) as JSON types."""
+    found = {field.name: getattr(shape, field.name) for field in fields(shape)}
+    found["dtype"] = str(shape.dtype).removeprefix("torch.")
+    if "placements" in found:
+        found["placements"] = [_placement_as_json(one) for one in shape.placements]
+        layout = shape.mesh_layout
+        found["mesh_layout"] = None if layout is None else [[axis.shape, axis.stride] for axis in layout]
+    return found
+
+
+def _placement_as_json(placement: Any) -> list[Any]:
+    name = type(placement).__name__
+    if name not in ("Shard", "Replicate", "Partial"):
+        raise NoStandInError(f"a distributed tensor of a pipeline that is placed as {name}")
+    return [name, *([placement.dim] if name == "Shard" else [placement.reduce_op] if name == "Partial" else [])]
+
+
+def _from_json(found: dict[str, Any]) -> Any:
+    """Return what `_as_json` made JSON types of."""
+    from torch.distributed import tensor as placements
+    from torch.distributed._mesh_layout import _FlatLayout, _MeshLayout
+    from torch.distributed.pipelining import _utils as kinds
+
+    values = found | {"dtype": getattr(torch, found["dtype"])}
+    for name in ("shape", "global_shape"):
+        if name in values:
+            values[name] = torch.Size(values[name])
+    for name in ("stride", "global_stride", "mesh_dim_names"):
+        if name in values:
+            values[name] = tuple(values[name])
+    if "placements" not in values:
+        return kinds._TensorMeta(**values)
+    values["placements"] = tuple(getattr(placements, name)(*given) for name, *given in values["placements"])
+    if values["mesh_layout"] is not None:
+        axes = [_FlatLayout(tuple(shape), tuple(stride)) for shape, stride in values["mesh_layout"]]
+        values["mesh_layout"] = _MeshLayout(axes)
+    return kinds._DTensorMeta(**values)
 
 
 def _vote_alone(schedules: Any) -> None:
