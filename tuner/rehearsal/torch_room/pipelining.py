@@ -6,6 +6,7 @@ shapes are there when a later one asks; those between any two stages are taken t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -80,10 +81,9 @@ def _placement_as_json(placement: Any) -> list[Any]:
 
 def _from_json(found: dict[str, Any]) -> Any:
     """Return what `_as_json` made JSON types of."""
-    from torch.distributed import tensor as placements
-    from torch.distributed._mesh_layout import _FlatLayout, _MeshLayout
-    from torch.distributed.pipelining import _utils as kinds
-
+    kinds, placements, layouts = (
+        sys.modules[f"torch.distributed.{name}"] for name in ("pipelining._utils", "tensor", "_mesh_layout")
+    )
     values = found | {"dtype": getattr(torch, found["dtype"])}
     for name in ("shape", "global_shape"):
         if name in values:
@@ -95,8 +95,8 @@ def _from_json(found: dict[str, Any]) -> Any:
         return kinds._TensorMeta(**values)
     values["placements"] = tuple(getattr(placements, name)(*given) for name, *given in values["placements"])
     if values["mesh_layout"] is not None:
-        axes = [_FlatLayout(tuple(shape), tuple(stride)) for shape, stride in values["mesh_layout"]]
-        values["mesh_layout"] = _MeshLayout(axes)
+        axes = [layouts._FlatLayout(tuple(shape), tuple(stride)) for shape, stride in values["mesh_layout"]]
+        values["mesh_layout"] = layouts._MeshLayout(axes)
     return kinds._DTensorMeta(**values)
 
 
