@@ -58,8 +58,8 @@ def rehearse(
     """Run the study's own program on this machine's CPU, as one rank of each stage: does it train, and in what memory?
 
     Tensors have shapes and no data, process groups send nothing, and no accelerator is needed. The program runs in its
-    own Python environment, without network, and what it writes is thrown away. Programs of Megatron-LM can be
-    rehearsed; see `docs/rehearsal.md`.
+    own Python environment, without network, and what it writes is thrown away. Programs of Megatron-LM and
+    torchtitan can be rehearsed; see `docs/rehearsal.md`.
     """
     limit_s = number("--limit", limit, above_zero=True)
     request = load(study, overrides, storage)
