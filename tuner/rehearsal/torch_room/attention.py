@@ -61,7 +61,7 @@ def changes() -> dict[str, Callable[[Any], None]]:
 
 def _kernel(query: Any, key: Any, value: Any, mask: Any, *, enable_gqa: bool) -> str | None:
     """Return the kernel that sdp_utils.cpp chooses: `flash`, `efficient`, or None for PyTorch's formula."""
-    enabled = torch.backends.cuda
+    enabled: Any = torch.backends.cuda
     if any(one.dim() != 4 for one in (query, key, value)) or not _has_no_data(query):
         return None
     is_even = query.shape[-1] == value.shape[-1] <= _LARGEST_HEAD

@@ -21,6 +21,6 @@ def stand_in_for_norms() -> None:
     version = tuple(int(number) for number in torch.__version__.split(".")[:2])
     if version < _SINCE:
         return
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call] # torch's class has no types
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call] # torch's class has no types
     library.impl("_fused_rms_norm", _fused_rms_norm, "CPU")
     _LIBRARIES.append(library)

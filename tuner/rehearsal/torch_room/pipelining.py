@@ -6,12 +6,15 @@ sent them. Those between any two stages are taken to be the same.
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
+
+import torch
 
 from tuner.rehearsal.torch_room.watch import NoStandInError
 
@@ -28,7 +31,7 @@ class _Shared:
     Attributes:
         file: Descriptor; None where stages have none.
         is_first: Whether no earlier stage of the candidate is rehearsed.
-        sent: Shapes that this process itself sent, pickled; None before.
+        sent: Shapes that this process itself sent, as JSON; None before.
     """
 
     file: int | None = None
@@ -66,7 +69,7 @@ def _heard() -> Any:
     """
     file = _SHARED.file
     if _SHARED.sent is not None:
-        return pickle.loads(_SHARED.sent)  # noqa: S301 - made by this module
+        return json.loads(_SHARED.sent)
     if file is None or _SHARED.is_first:
         raise NoStandInError("the shapes that an earlier stage sends: rehearse rank 0 as well")
     while not (size := os.fstat(file).st_size):
@@ -74,7 +77,7 @@ def _heard() -> Any:
     found = os.pread(file, size, 0)
     if found == _NEVER:
         raise NoStandInError("the shapes that an earlier stage sends: it ended before")
-    return pickle.loads(found)  # noqa: S301 - written by another rank of the same program
+    return json.loads(found)
 
 
 def _exchange_shapes(stages: Any) -> None:
@@ -85,7 +88,7 @@ def _exchange_shapes(stages: Any) -> None:
 
     def send(_: Any, shapes: Any, __: int) -> None:
         if isinstance(shapes, stages._StageForwardMeta):
-            _SHARED.sent = pickle.dumps(shapes)
+            _SHARED.sent = json.dumps([_as_json(one) for one in shapes.forward_metas]).encode()
             if _SHARED.file is not None and not os.fstat(_SHARED.file).st_size:
                 os.pwrite(_SHARED.file, _SHARED.sent, 0)
 
@@ -95,9 +98,48 @@ def _exchange_shapes(stages: Any) -> None:
             return stages._StageBackwardMeta(
                 tuple(replace(one, requires_grad=False) if one.requires_grad else None for one in sent)
             )
-        return _heard()
+        return stages._StageForwardMeta(tuple(_from_json(one) for one in _heard()))
 
     kind._send_meta, kind._recv_meta = send, receive
+
+
+def _as_json(shape: Any) -> dict[str, Any]:
+    """Return what is known of a tensor (`_TensorMeta` or `_DTensorMeta`) as JSON types."""
+    found = {field.name: getattr(shape, field.name) for field in fields(shape)}
+    found["dtype"] = str(shape.dtype).removeprefix("torch.")
+    if "placements" in found:
+        found["placements"] = [_placement_as_json(one) for one in shape.placements]
+        layout = shape.mesh_layout
+        found["mesh_layout"] = None if layout is None else [[axis.shape, axis.stride] for axis in layout]
+    return found
+
+
+def _placement_as_json(placement: Any) -> list[Any]:
+    name = type(placement).__name__
+    if name not in ("Shard", "Replicate", "Partial"):
+        raise NoStandInError(f"a distributed tensor of a pipeline that is placed as {name}")
+    return [name, *([placement.dim] if name == "Shard" else [placement.reduce_op] if name == "Partial" else [])]
+
+
+def _from_json(found: dict[str, Any]) -> Any:
+    """Return what `_as_json` made JSON types of."""
+    kinds, placements, layouts = (
+        sys.modules[f"torch.distributed.{name}"] for name in ("pipelining._utils", "tensor", "_mesh_layout")
+    )
+    values = found | {"dtype": getattr(torch, found["dtype"])}
+    for name in ("shape", "global_shape"):
+        if name in values:
+            values[name] = torch.Size(values[name])
+    for name in ("stride", "global_stride", "mesh_dim_names"):
+        if name in values:
+            values[name] = tuple(values[name])
+    if "placements" not in values:
+        return kinds._TensorMeta(**values)
+    values["placements"] = tuple(getattr(placements, name)(*given) for name, *given in values["placements"])
+    if values["mesh_layout"] is not None:
+        axes = [layouts._FlatLayout(tuple(shape), tuple(stride)) for shape, stride in values["mesh_layout"]]
+        values["mesh_layout"] = layouts._MeshLayout(axes)
+    return kinds._DTensorMeta(**values)
 
 
 def _vote_alone(schedules: Any) -> None:

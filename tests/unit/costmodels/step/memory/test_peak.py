@@ -199,12 +199,15 @@ def test_states_are_those_of_zeros_first_figure(stage, gigabytes):
         (6 + 12 / 64, {}, ParallelConfig(dp=64, zero_stage=1)),
         (6 + 12 / 64, {}, ParallelConfig(dp=4, cp=4, up=4, zero_stage=1)),
         (16 / 8, {"fp32_weights": True}, ParallelConfig(dp=8, zero_stage=3)),
+        (16 / 8, {"fp32_weights": True, "fsdp2_mixed": True}, ParallelConfig(dp=8, zero_stage=3)),
+        (2 + 16 / 8, {"fp32_weights": True, "fsdp2_mixed": True}, ParallelConfig(dp=8, zero_stage=2)),
     ],
 )
 def test_states_are_those_of_the_documentation(expected, facts, config):
     """bf16 with fp32 gradients: 18 bytes per parameter, 6 + 12/d with the distributed optimizer over dp, cp and up.
 
-    Sharded fp32 weights are the optimizer's copy: with gradients and two moments 16 bytes, not 18. Sources: Megatron-LM
+    Sharded fp32 weights are the optimizer's copy: with gradients and two moments 16 bytes, not 18. FSDP2 that gathers
+    in bf16 and keeps that until the backward pass adds 2. Sources: Megatron-LM
     docs, distributed optimizer, table of theoretical memory; torchtitan docs/fsdp.md.
     """
     assert state_bytes_per_parameter(config, **facts) == pytest.approx(expected, rel=1e-5)
