@@ -106,7 +106,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "world": "number of ranks of the world",
             "ranks": "answer of each rank: `verdict` (`accepted`, `refused`, `unknown`), `error` and `where`, "
             "`printed` (last lines), `parameters`, `peak_bytes` of tensors and its `parts_bytes`, `workspace_bytes` "
-            "of cuBLAS beside them, `micro_batches` (made, and of a step), `operators`, `collectives`, `invented` answers",
+            "of cuBLAS beside them, `micro_batches` (made, and of a step), `operators`, `collectives`, `invented` "
+            "answers",
             "predicted_bytes": "bytes of tensors at each stage's peak by the cost model; null without one",
         }
     },
