@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.rehearsal.megatron_study import needs_megatron, write_study
-from tests.support.rehearsal.rehearsed import calls, rehearsed
+from tests.support.rehearsal.rehearsed import rehearsed
 
 pytestmark = [pytest.mark.slow, needs_megatron()]
 
@@ -32,11 +32,3 @@ def test_a_ring_passes_keys_and_values_on(tmp_path):
     sent = {one["size_bytes"]: one["count"] for one in answer["collectives"] if one["name"] == "send"}
     both = 2 * LENGTH * KEYS * 2
     assert sent == {both: 3 * LAYERS * MICRO_BATCHES * (CP - 1)}
-
-
-def test_ulysses_exchanges_heads_for_tokens(tmp_path):
-    """Queries, keys, values and outputs go by an all-to-all each, and as many gradients come back."""
-    answer = answer_of(tmp_path, "--cp-comm-type", "a2a")
-
-    assert calls(answer, "alltoall") == 8 * LAYERS * MICRO_BATCHES
-    assert calls(answer, "send") == 0
