@@ -138,13 +138,13 @@ def test_what_megatron_refuses_is_refused_in_its_words(tmp_path):
     assert any("megatron/" in line for line in answer["where"])
 
 
-def test_a_kernel_without_stand_in_is_unknown(tmp_path):
-    """Overlap by userbuffers asks for kernels that are not there: nothing is said of the layout, and one is named."""
-    study = write_study(tmp_path, "--tp-comm-overlap", "--sequence-parallel")
+def test_what_the_environment_lacks_is_unknown(tmp_path):
+    """A package that is not installed says nothing of the layout, and is named."""
+    study = write_study(tmp_path, program="import a_package_of_nobody\n")
     (answer,) = rehearsed(study, "--config", "tp=2,dp=4,mbs=1", status=1)["ranks"]
 
     assert answer["verdict"] == "unknown"
-    assert "kernel" in answer["error"]
+    assert "a_package_of_nobody" in answer["error"]
 
 
 def test_exported_flags_of_a_study_without_a_command_are_run(tmp_path):

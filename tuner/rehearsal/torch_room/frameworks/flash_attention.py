@@ -25,13 +25,14 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, watch: Watch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor
         out, statistics, _, state = _forward(watch, q, k, v)
         ctx.watch = watch
         ctx.save_for_backward(q, k, v, out, statistics, state)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override] # one output
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
         q, k, v, out, statistics, _ = ctx.saved_tensors
         gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         _backward(ctx.watch, grad, q, k, v, out, statistics, *gradients)
@@ -92,8 +93,10 @@ def _install(utils: Any, watch: Watch) -> None:
     found.set_flash_attention_version()
     backends: Any = importlib.import_module("transformer_engine.pytorch.attention.dot_product_attention.backends")
 
+    run: Any = _Attention.apply
+
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> Any:
-        return _Attention.apply(watch, q, k, v)
+        return run(watch, q, k, v)
 
     def bound(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given, **named: function(watch, *given, **named)
