@@ -84,12 +84,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     given = list(_tensors(args, kwargs))
     if func in _STAY_TRUE and is_true(given[0]):
         return always_true(func(*args, **kwargs))
-    if not given:
-        result = func(*args, **kwargs)
-        if isinstance(result, FakeTensor) and _is_kept(result) and makes_values(func):
-            _follow(func, args, kwargs, result)
-        return result
-    if not any(not isinstance(one, FakeTensor) or one.untyped_storage()._cdata in _REAL for one in given):
+    if given and not any(not isinstance(one, FakeTensor) or one.untyped_storage()._cdata in _REAL for one in given):
         return func(*args, **kwargs)
     is_known = all(_is_kept(one) and values_of(one) is not None for one in given)
     if not is_known or func.namespace not in ("aten", "prims") or not makes_values(func):
@@ -97,13 +92,19 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             for one in given:
                 _REAL.pop(one.untyped_storage()._cdata, None)
         return func(*args, **kwargs)
+    return _run_known(func, args, kwargs)
+
+
+def _run_known(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operator on tensors without data, and on their values, which are all known."""
     try:
         result = func(*args, **kwargs)
     except DynamicOutputShapeException:
         with _disable_current_modes():
             found = func(*_values(args), **_values(kwargs))
         return tree_map(lambda one: _without_data(one) if isinstance(one, torch.Tensor) else one, found)
-    if all(_is_kept(one) for one in tree_leaves(result) if isinstance(one, torch.Tensor)):
+    made = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
+    if all(isinstance(one, FakeTensor) and _is_kept(one) for one in made):
         _follow(func, args, kwargs, result)
     return result
 

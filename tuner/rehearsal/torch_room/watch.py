@@ -159,15 +159,16 @@ class WatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's c
             return func(*args, **kwargs)
         if isinstance(func, HigherOrderOperator):
             return self._run_kernel(func, args, kwargs)
-        if func in VIEWS:
-            if self._attributes and (view := self._view(func, args, kwargs)) is not None:
-                return view
-            return self._run(func, args, kwargs)
+        view = self._view(func, args, kwargs) if func in VIEWS and self._attributes else None
+        if view is not None:
+            return view
         can_repeat_it = self._repeats.get(func)
         if can_repeat_it is None:
-            can_repeat_it = self._repeats[func] = self.watch.order is None and can_repeat(func)
-        if not can_repeat_it:
-            return self._run(func, args, kwargs)
+            can_repeat_it = self._repeats[func] = self.watch.order is None and func not in VIEWS and can_repeat(func)
+        return (self._run_or_repeat if can_repeat_it else self._run)(func, args, kwargs)
+
+    def _run_or_repeat(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Make the results of an operator again if they are known, or run it and learn them."""
         tensors: list[Any] = []
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             key = key_of(func, args, kwargs, tensors)
