@@ -27,6 +27,9 @@ MOVED = {
     "te.scale": 8.0,
     "te.rope": 4.0,
     "te.glu": 3.0,
+    "te.quantize": 4.0,
+    "te.dequantize": 3.0,
+    "te.transpose": 2.0,
     "te.softmax_fwd": 4.0,
     "te.softmax_bwd": 6.0,
     "te.rmsnorm_fwd": 4.0,
@@ -35,7 +38,8 @@ MOVED = {
     "te.layernorm_bwd": 6.0,
 }
 """Bytes that a kernel moves for each element of its first tensor, in 16 bits. Adam reads a gradient and reads and
-writes a weight and two moments in fp32 (28), and writes the weight in 16 bits."""
+writes a weight and two moments in fp32 (28), and writes the weight in 16 bits. Quantizing writes the data and their
+transpose."""
 NOTHING = ("empty", "new_empty", "detach", "alias", "lift_fresh", "set_", "resize_", "scalar_tensor", "_unsafe_view")
 """Operators of PyTorch that run no kernel."""
 _KINDS = (
