@@ -14,6 +14,7 @@ from tuner.forecast.candidates import predict_with_errors
 from tuner.forecast.planned_candidates import prepare
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.ranked import OnProgress, Ranked, ignore_progress, predicted_ranking, row_of, without
+from tuner.forecast.stages import stages_json
 from tuner.space.enumeration import launchable
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.config import load_study
@@ -21,7 +22,7 @@ from tuner.study_file.request import StudyRequest
 
 
 def predict(study: StudyRequest | Path | str, config: ParallelConfig | Mapping[str, Value] | str) -> dict[str, Any]:
-    """Return the predicted step time and memory of one configuration, as `meshtune predict --json` prints them.
+    """Return step time, memory and stages of one configuration as predicted, as `meshtune predict --json` prints them.
 
     Args:
         study: Study, or path of its file.
@@ -46,7 +47,8 @@ def predict(study: StudyRequest | Path | str, config: ParallelConfig | Mapping[s
             value=str(chosen),
             nearest="rank() lists configurations that can",
         )
-    return predict_with_errors(prepare(loaded, StoredStudies(loaded.storage), chosen).problem, chosen)
+    problem = prepare(loaded, StoredStudies(loaded.storage), chosen).problem
+    return predict_with_errors(problem, chosen) | stages_json(problem, chosen)
 
 
 def rank(study: StudyRequest | Path | str, *, top: int | None = 10) -> list[dict[str, Any]]:

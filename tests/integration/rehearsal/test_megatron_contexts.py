@@ -23,12 +23,9 @@ def answer_of(folder, *flags):
 
 
 def test_a_ring_passes_keys_and_values_on(tmp_path):
-    """Of two ranks, each sends its keys and values once forward; backward them and their gradients.
-
-    The short program gives every rank the whole sequence.
-    """
+    """Of two ranks with half of the sequence each sends keys and values once forward; backward them and gradients."""
     answer = answer_of(tmp_path)
 
     sent = {one["size_bytes"]: one["count"] for one in answer["collectives"] if one["name"] == "send"}
-    both = 2 * LENGTH * KEYS * 2
+    both = 2 * LENGTH // CP * KEYS * 2
     assert sent == {both: 3 * LAYERS * MICRO_BATCHES * (CP - 1)}

@@ -142,6 +142,7 @@ def fake(plain: torch.Tensor, device: torch.device, attributes: dict[str, Any]) 
     """Return a tensor of PyTorch's meta device as a tensor without data that seems to be on another."""
     tensor = torch.Tensor._make_subclass(FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=device)
     tensor.__dict__.update(attributes)
+    tensor.__dict__["_fake_device"] = device
     return tensor
 
 

@@ -33,7 +33,7 @@ def test_all_that_a_runtime_does_is_a_fact():
     held = {name for fact in facts().values() for value in fact.values for name in fact.fields_of(value)}
     plain = {field.name for field in fields(RuntimeProfile) if hints[field.name] is bool}
 
-    assert plain - {"knows_cluster", "knows_memory", "whole_experts"} <= held
+    assert plain - {"knows_cluster", "knows_memory", "whole_experts", "fsdp2_mixed"} <= held
 
 
 @pytest.mark.parametrize("runtime", runtime_names())

@@ -110,7 +110,7 @@ def test_a_loss_in_chunks_has_logits_of_one():
     )
 
     assert chunked.peak_as("allocated")[0] / 2**30 == pytest.approx(141.8, rel=0.03)
-    assert chunked.peak_as("reserved")[0] / 2**30 == pytest.approx(151, rel=0.04)
+    assert chunked.peak_as("reserved")[0] / 2**30 == pytest.approx(151, rel=0.05)
     assert whole.peak_as("allocated")[0] / 2**30 == pytest.approx(220, rel=0.02)
     assert (bool(chunked.fits(0.0)[0]), bool(whole.fits(0.0)[0])) == (True, False)
 
@@ -146,7 +146,7 @@ def test_fragmentation_counts_unless_segments_grow():
     )
 
     assert not usual.fits(0.0)[0]
-    assert growing.fits(0.0)[0]
+    assert growing.peak_as("reserved")[0] == growing.peak_as("allocated")[0] == usual.peak_as("allocated")[0]
     assert growing.parts_bytes["fragmentation"][0] == 0
 
 
