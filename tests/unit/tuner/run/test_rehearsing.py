@@ -1,5 +1,6 @@
 """Rehearsals beside a run, whose answers come from the test in place of a process."""
 
+import os
 import sys
 from dataclasses import dataclass, field
 
@@ -29,8 +30,10 @@ trial:
 
 
 @pytest.fixture
-def study(tmp_path):
-    """A function that loads the study with changes, each time as its own command would."""
+def study(tmp_path, monkeypatch):
+    """A function that loads the study with changes, each time as its own command would; torch seems to be installed."""
+    (tmp_path / "packages" / "torch").mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"), prepend=os.pathsep)
     (tmp_path / "study.yaml").write_text(STUDY.format(python=sys.executable))
     (tmp_path / "train.py").write_text("import torch\n")
     return lambda *changes: load_study(
