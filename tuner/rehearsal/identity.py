@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MOST_FILES = 5_000
 """Largest number of Python files below the script's folder that are looked at."""
-_ROOM = Path(__file__).parent / "torch_room"
+_REHEARSAL = Path(__file__).parent
 _FOLDERS = ("site-packages", "dist-packages")
 
 
@@ -89,6 +89,6 @@ def _files_below(folder: Path) -> str:
 
 @lru_cache(maxsize=1)
 def _room() -> str:
-    """Return what tells this version of the rehearsal apart from others."""
-    texts = [path.read_bytes() for path in sorted(_ROOM.rglob("*.py"))]
+    """Return what tells this version of the rehearsal, its rooms among them, apart from others."""
+    texts = [path.read_bytes() for path in sorted(_REHEARSAL.rglob("*.py"))]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()

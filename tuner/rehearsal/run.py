@@ -28,7 +28,7 @@ LIMIT_S = 600.0
 """Default time limit of a rehearsal [s]."""
 MODULE = "tuner.rehearsal.entrance"
 _HERE = Path(__file__).parent
-_ROOMS = ("torch_room", "jax_room")
+_ROOMS = ("both_rooms", "torch_room", "jax_room")
 _SHARED = ("trials", "jax_training", "xla_groups.py")
 """Module that the room of JAX takes along."""
 _QUIET = {

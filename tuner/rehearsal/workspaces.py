@@ -1,8 +1,10 @@
 """Workspaces of cuBLAS, which PyTorch allocates beside a program's tensors and a rehearsal does not see.
 
 PyTorch has one for each handle and stream, and a handle for each thread that calls cuBLAS: that of the forward pass and
-that of autograd (aten/src/ATen/cuda/CublasHandlePool.cpp). Transformer Engine's workspaces are tensors that its Python
-code makes, so that a rehearsal counts them.
+that of autograd (aten/src/ATen/cuda/CublasHandlePool.cpp). By default it has 32 MiB on Hopper and `:4096:2:16:8` on
+older devices (github.com/pytorch/pytorch/pull/89027), and 32 MiB on Blackwell in releases of 2026 (pull/175344); older
+releases have less there. That there are two is inferred: tensors alone were 64 MiB below most peaks on H100.
+Transformer Engine's workspaces are tensors that its Python code makes, so that a rehearsal counts them.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ import re
 from collections.abc import Iterable, Mapping
 
 ERROR_BYTES = 12 << 20
-"""Error of the workspaces: what 28 peaks of Megatron-LM's CI on H100 differ by from 64 MiB above the rehearsed ones."""
+"""Error of the workspaces: peaks of small cases of Megatron-LM's CI on H100 are no further from both."""
 _THREADS = 2
 _LARGE_BYTES, _SMALL_BYTES = 32 << 20, (4096 * 2 + 16 * 8) << 10
-"""Size by default, on devices of compute capability 9.0 and above, and on others (CublasHandlePool.cpp)."""
+"""Size by default, on devices of compute capability 9.0 and above, and on others (see above)."""
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten.mv.", "aten.addmv.", "aten._grouped_mm.")
 """Operators that call cuBLAS."""
 

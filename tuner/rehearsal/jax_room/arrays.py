@@ -18,7 +18,7 @@ from jax._src.interpreters import mlir, pxla
 from jax._src.numpy import array_methods, indexing
 from jax.experimental.layout import Format
 
-from tuner.rehearsal.jax_room.places import place_in_program
+from tuner.rehearsal.both_rooms.places import place_in_program
 
 INVENTED: Counter[str] = Counter()
 """Number of times that each place in the program asked for numbers of an array without data."""

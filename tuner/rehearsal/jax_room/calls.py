@@ -19,8 +19,8 @@ from jax._src.interpreters import mlir, pxla
 from jax._src.named_sharding import UNSPECIFIED
 from jax.experimental.layout import Format
 
+from tuner.rehearsal.both_rooms.places import is_beneath, shown_file
 from tuner.rehearsal.jax_room.arrays import ArrayWithoutData, is_real
-from tuner.rehearsal.jax_room.places import is_beneath, shown_file
 from tuner.rehearsal.jax_room.steps import Call, Steps, Summary
 from tuner.rehearsal.jax_room.target import Target
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import runpy
-import sys
 import time
 import traceback
 from collections import Counter
 from typing import Any
 
+from tuner.rehearsal.both_rooms.places import is_ours, lines_on_the_way
+from tuner.rehearsal.both_rooms.program import run_program, set_environment
 from tuner.rehearsal.jax_room.arrays import INVENTED, register
 from tuner.rehearsal.jax_room.calls import replace_calls
 from tuner.rehearsal.jax_room.hlo import Collective, read_program
-from tuner.rehearsal.jax_room.places import is_beneath, is_ours, shown_file
 from tuner.rehearsal.jax_room.steps import EnoughError, Steps, memory_of
 from tuner.rehearsal.jax_room.target import Target, has_gpu_compiler, show
 
@@ -25,22 +23,15 @@ _OF_NO_DEVICE = ("UNIMPLEMENTED", "Unknown backend: 'gpu'", "only supported for 
 def run(cases: list[dict[str, Any]], request: dict[str, Any]) -> dict[str, Any]:
     """Run the program, and return what was seen; the process serves for nothing afterwards."""
     began_s, case = time.process_time(), cases[0]
-    for name, text in case["environment"].items():
-        os.environ.pop(name, None)
-        if text is not None:
-            os.environ[name] = text
+    set_environment(case["environment"])
     try:
         steps = _prepare(case["world"], request)
     except ValueError as missing:
         return {"verdict": "unknown", "error": str(missing)}
-    sys.argv = [request["script"] or "-m", *case["arguments"]]
     verdict, where = "accepted", list[str]()
     error: str | None = None
     try:
-        if request["script"] is None:
-            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(request["script"], run_name="__main__")
+        run_program(request, case)
     except EnoughError:
         pass
     except SystemExit as left:
@@ -48,7 +39,7 @@ def run(cases: list[dict[str, Any]], request: dict[str, Any]) -> dict[str, Any]:
             verdict, error = "refused", f"SystemExit: {left.code}"
     except BaseException as caught:  # noqa: BLE001 - whatever the program says is the answer
         verdict = "unknown" if _is_ours(caught) else "refused"
-        error, where = f"{type(caught).__name__}: {caught}", _where(caught)
+        error, where = f"{type(caught).__name__}: {caught}", lines_on_the_way(caught)
     if verdict == "accepted" and not steps.step():
         verdict, error = "unknown", "the program ended, and no compiled function of its own took most of what it holds"
     wanted = [one["rank"] for one in cases] if verdict == "accepted" else []
@@ -106,14 +97,10 @@ def _seen(steps: Steps, ranks: list[int], *, began_s: float) -> dict[str, Any]:
 def _is_ours(error: BaseException) -> bool:
     """Return whether an error says that something of the rehearsal is missing, and nothing of the layout."""
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, ModuleNotFoundError | NotImplementedError):
+    if isinstance(error, ModuleNotFoundError):
+        return True
+    if isinstance(error, NotImplementedError):  # JAX and XLA say so of what a backend lacks, here one without a device
         return True
     if frames and is_ours(frames[-1].filename) and not isinstance(error, ValueError | RuntimeError):
         return True
     return any(words in str(error) for words in _OF_NO_DEVICE)
-
-
-def _where(error: BaseException) -> list[str]:
-    """Return the program's own lines on the way to an error, the innermost last."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not is_beneath(one.filename)]
-    return [f"{shown_file(one.filename)}:{one.lineno} {one.name}" for one in frames[-7:]]

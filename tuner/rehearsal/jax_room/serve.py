@@ -8,7 +8,6 @@ program run one compiled program: cases that differ in their rank alone are run 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import json
@@ -16,6 +15,8 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from tuner.rehearsal.both_rooms.program import last_printed
 
 
 def main() -> int:
@@ -32,7 +33,7 @@ def main() -> int:
         read, write = os.pipe()
         if (child := os.fork()) == 0:
             os.close(read)
-            answer: dict[str, Any] = {"framework": "jax", **_answered(cases, request), "printed": _printed()}
+            answer: dict[str, Any] = {"framework": "jax", **_answered(cases, request), "printed": last_printed()}
             with os.fdopen(write, "w") as pipe:
                 json.dump(answer, pipe)
             os._exit(0)
@@ -45,7 +46,7 @@ def main() -> int:
             "verdict": "unknown",
             "error": f"its process ended with status {status}",
         }
-        answer = json.loads(text) if text else died | {"printed": _printed()}
+        answer = json.loads(text) if text else died | {"printed": last_printed()}
         collectives: dict[str, Any] = answer.pop("collectives_of", {})
         for case in cases:
             own = {"collectives": collectives.get(str(case["rank"]), [])}
@@ -64,17 +65,6 @@ def _answered(cases: list[dict[str, Any]], request: dict[str, Any]) -> dict[str,
         found: dict[str, Any] = importlib.import_module("tuner.rehearsal.jax_room.program").run(cases, request)
     except (ImportError, AttributeError) as error:  # of another version of JAX
         return {"verdict": "unknown", "error": f"the rehearsal does not know this version of JAX: {error}"}
-    return found
-
-
-def _printed() -> str:
-    """Return the last that the program printed."""
-    found = ""
-    for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
-        with contextlib.suppress(ValueError):  # the program closed it
-            stream.flush()
-        size = os.fstat(descriptor).st_size
-        found += os.pread(descriptor, 2_000, max(size - 2_000, 0)).decode(errors="replace")
     return found
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from jax._src import distributed, xla_bridge
 
+from tuner.rehearsal.both_rooms.places import place_in_program
 from tuner.rehearsal.jax_room.arrays import INVENTED, LIVING
-from tuner.rehearsal.jax_room.places import place_in_program
 
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 """Modules that have XLA's compiler for GPUs (packages jax-cuda12-pjrt with jax-cuda12-plugin, and those of CUDA 13)."""

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from tuner.rehearsal.torch_room.known_values import is_true
-
-_TORCH = f"{Path(torch.__file__).parent}/"
-_HERE = f"{Path(__file__).parent}/"
-
 
 _NUMBERS: list[int] = []
 """Answers for whole numbers where a framework knows more, the present one last."""
@@ -48,16 +42,3 @@ ASKED: Mapping[Any, Callable[[torch.Tensor], Any]] = {
     torch.ops.aten.equal.default: lambda _: True,
 }
 """Operators whose result is no tensor, with the answer that stands for it."""
-
-
-def place_in_program() -> str:
-    """Return the file and line of the program, outside of PyTorch, that is running."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE)):
-        frame = frame.f_back
-    return f"{shown_file(frame.f_code.co_filename)}:{frame.f_lineno}"
-
-
-def shown_file(path: str) -> str:
-    """Return a path without the folder of installed packages."""
-    return path.rsplit("site-packages/", 1)[-1]

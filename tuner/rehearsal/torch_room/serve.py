@@ -17,7 +17,6 @@ import json
 import os
 import re
 import resource
-import runpy
 import select
 import sys
 import time
@@ -39,6 +38,8 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from tuner.rehearsal.both_rooms.places import is_ours, lines_on_the_way
+from tuner.rehearsal.both_rooms.program import last_printed, run_program, set_environment
 from tuner.rehearsal.torch_room import attention, distributed_tensors, norms, pipelining
 from tuner.rehearsal.torch_room.autocast import stand_in_for_autocast
 from tuner.rehearsal.torch_room.cuda import DeviceFacts, stand_in_for_cuda
@@ -46,7 +47,6 @@ from tuner.rehearsal.torch_room.frameworks import registry
 from tuner.rehearsal.torch_room.frameworks.deep_ep import stand_in_for_deep_ep
 from tuner.rehearsal.torch_room.frameworks.transformer_engine import stand_in_for_kernels
 from tuner.rehearsal.torch_room.groups import stand_in_for_groups
-from tuner.rehearsal.torch_room.invented import shown_file
 from tuner.rehearsal.torch_room.loader import stand_in_for_loader
 from tuner.rehearsal.torch_room.on_import import change_on_import, import_for_all_ranks, source_of
 from tuner.rehearsal.torch_room.optimizers import Rounds
@@ -67,10 +67,7 @@ _OF_NETWORKS = {"gaierror", "ConnectionError", "URLError", "ConnectError", "Loca
 """Errors of the network by their names: those of Python, and of the libraries that programs load data with."""
 _INSTALL = re.compile(r"\binstall", re.IGNORECASE)
 """Words of errors about the environment, not about the layout."""
-_MOST_PRINTED = 2_000
 _BYTES_AT_ONCE = 1 << 16
-_HERE = f"{Path(__file__).parent}/"
-_TORCH = f"{Path(torch.__file__).parent}/"
 
 
 def main() -> int:
@@ -142,7 +139,7 @@ def _serve(
         os.dup2(os.memfd_create("printed"), descriptor)
     answer = {"rank": case["rank"], **_run(case, progress, request, has_engine=has_engine)}
     with os.fdopen(write, "w") as pipe:
-        json.dump(answer | {"printed": _printed()}, pipe)
+        json.dump(answer | {"printed": last_printed()}, pipe)
     os._exit(0)
 
 
@@ -190,13 +187,9 @@ def _replace_compilers(watch: Watch) -> None:
 def _run(case: dict[str, Any], progress: Progress, request: dict[str, Any], *, has_engine: bool) -> dict[str, Any]:
     """Run the program as one rank, and return what was seen; the process serves for nothing afterwards."""
     rank, world, per_host = case["rank"], case["world"], request["device"]["per_host"]
-    for name, text in case["environment"].items():
-        os.environ.pop(name, None)
-        if text is not None:
-            os.environ[name] = text
+    set_environment(case["environment"])
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank % per_host)}
     os.environ |= {"LOCAL_WORLD_SIZE": str(per_host), "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    sys.argv = [request["script"] or "-m", *case["arguments"]]
     progress.most_micro_batches = case["most_micro_batches"]
     progress.most_before_last = case["most_before_last"]
     stand_in_for_groups(rank, world)
@@ -206,16 +199,13 @@ def _run(case: dict[str, Any], progress: Progress, request: dict[str, Any], *, h
         mode.static_shapes = True
         mode.cache_enabled = False  # results are made again by `repeats.py`
         try:
-            if request["script"] is None:
-                runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(request["script"], run_name="__main__")
+            run_program(request, case)
             sys.exit()
         except EnoughError:
             pass
         except BaseException as caught:  # noqa: BLE001 - whatever the framework says is the answer
             verdict = "unknown" if _is_ours(caught, has_engine=has_engine) else "refused"
-            error, where = _told(caught, len(progress.peaks), progress.steps), _where(caught)
+            error, where = _told(caught, len(progress.peaks), progress.steps), lines_on_the_way(caught)
     return progress.as_json() | {
         "verdict": verdict,
         "error": error,
@@ -223,17 +213,6 @@ def _run(case: dict[str, Any], progress: Progress, request: dict[str, Any], *, h
         "case_cpu_s": time.process_time(),
         "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
     }
-
-
-def _printed() -> str:
-    """Return the last that the script printed."""
-    found = ""
-    for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
-        with contextlib.suppress(ValueError):  # the script closed it
-            stream.flush()
-        size = os.fstat(descriptor).st_size
-        found += os.pread(descriptor, _MOST_PRINTED, max(size - _MOST_PRINTED, 0)).decode(errors="replace")
-    return found
 
 
 def _told(error: BaseException, made: int, steps: int) -> str:
@@ -251,7 +230,7 @@ def _is_ours(error: BaseException, *, has_engine: bool) -> bool:
     """Return whether an error says that something of the rehearsal is missing, and nothing of the layout."""
     frames = traceback.extract_tb(error.__traceback__)
     is_missing = _missing(error) or _INSTALL.search(str(error)) is not None
-    if is_missing or (frames and frames[-1].filename.startswith(_HERE)):
+    if is_missing or (frames and is_ours(frames[-1].filename)):
         return True
     if isinstance(error, SystemExit) and not error.code:
         return True
@@ -269,13 +248,6 @@ def _missing(error: BaseException) -> BaseException | None:
             return seen
         seen = seen.__cause__ or seen.__context__
     return None
-
-
-def _where(error: BaseException) -> list[str]:
-    """Return the program's own lines on the way to an error, the innermost last."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [one for one in frames if not one.filename.startswith((_HERE, _TORCH, "<frozen"))]
-    return [f"{shown_file(one.filename)}:{one.lineno} {one.name}" for one in own[-7:]]
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tuner.rehearsal.both_rooms.places import place_in_program
 from tuner.rehearsal.torch_room import known_values
-from tuner.rehearsal.torch_room.invented import ASKED, place_in_program
+from tuner.rehearsal.torch_room.invented import ASKED
 from tuner.rehearsal.torch_room.order import Order, moved_bytes
 from tuner.rehearsal.torch_room.repeats import VIEWS, Known, can_repeat, key_of, learned, view_of
 from tuner.rehearsal.torch_room.storages import Storages
