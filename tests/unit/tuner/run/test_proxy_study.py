@@ -101,13 +101,16 @@ def test_a_study_with_proxies_ends_with_trials_at_full_size(study, finished, slo
 
 @pytest.mark.slow
 def test_what_proxies_teach_reaches_full_size(study):
-    """In three worlds that the cost model is very wrong about, the best of two full-size trials after the proxies is
-    within 3% of the fastest that fits in the mean, and better than that of two full-size trials without them.
+    """In three worlds that the cost model is very wrong about, the one full-size trial after the proxies is within 3% of
+    the fastest that fits in the mean; the one that is tried without them is more than 10% slower.
     """
     slowdowns = {"proxies": [], "none": []}
     for seed in range(3):
         world = (f"trial.seed={seed}", f"search.seed={seed}", "trial.operator_error=1.0")
-        for name, further in (("proxies", ()), ("none", ("trial.proxy=null", "search.max_trials=2"))):
+        for name, further in (
+            ("proxies", ("trial.proxy.full_trials=1",)),
+            ("none", ("trial.proxy=null", "search.max_trials=1")),
+        ):
             config = study(*world, *further, name=f"{name}{seed}")
             result, _ = run(config)
             grid = config.problem.space().grid
@@ -118,7 +121,8 @@ def test_what_proxies_teach_reaches_full_size(study):
             slowdowns[name].append(best_s / fastest_s - 1)
 
     mean = {name: sum(values) / len(values) for name, values in slowdowns.items()}
-    assert mean["proxies"] < min(0.03, mean["none"]), mean
+    assert mean["proxies"] < 0.03, mean
+    assert mean["none"] > 0.1, mean
 
 
 @pytest.mark.slow
