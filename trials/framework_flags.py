@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.proxy_job import Reduction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,8 +28,15 @@ class Flags:
     refused: frozenset[str] = frozenset()
 
 
-WriteFlags = Callable[[ParallelConfig], Flags]
-"""Function that writes a configuration as flags. It is pickled into workers together with its backend."""
+class WriteFlags(Protocol):
+    """Function that writes a configuration as flags. It is pickled into workers together with its backend."""
+
+    def __call__(self, config: ParallelConfig, /) -> Flags:
+        """Return the flags of one configuration."""
+
+    def reduced(self, to: Reduction, /) -> WriteFlags:
+        """Return the function that writes the configurations of a smaller job."""
+
 
 ReadFlags = Callable[[Sequence[str]], Flags | None]
 """Function that returns the flags which words of a command say, as the exporter writes them; None if it cannot."""
@@ -62,11 +71,13 @@ class FlagExporter:
     Attributes:
         write: Function that returns the flags of a configuration.
         ends_command: Whether the flags end with a subcommand, after which the program takes no other flags.
+        tells_layers: Whether the flags of a smaller job tell its number of layers.
         read: Function that reads the flags of a command; None if its own words cannot be exchanged.
         rules: Rules by which they are.
     """
 
     write: WriteFlags
     ends_command: bool = False
+    tells_layers: bool = False
     read: ReadFlags | None = None
     rules: WordRules = field(default_factory=WordRules)

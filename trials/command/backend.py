@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.proxy_job import Reduction
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
@@ -89,17 +90,17 @@ class CommandBackend(UserCommand, AbstractRankBackend):
 
     @property
     def abilities(self) -> frozenset[TrialAbility]:
-        """Abilities of trials: real training, with knobs as flags, variables and keys of files.
+        """Abilities of trials: real training, with knobs as flags, variables and keys of files, and of smaller jobs.
 
         Hosts may be idle if the command reaches its hosts by itself, or as a job of Slurm. Layers are told by flags or
-        by a placeholder.
+        by a placeholder. Keys of a study check that a command takes the sizes of smaller jobs.
         """
         chooses_hosts = self.launch == "once" or self.slurm is not None
         idle = {TrialAbility.IDLE_HOSTS} if chooses_hosts else set()
         texts = (*self.arguments, *(value or "" for _, value in self.environment))
         is_told = self.flags is not None or any("assignment" in names_in(text) for text in texts)
         layers = {TrialAbility.LAYERS} if is_told else set()
-        return frozenset({TrialAbility.TRAINING, TrialAbility.KNOBS} | idle | layers)
+        return frozenset({TrialAbility.TRAINING, TrialAbility.KNOBS, TrialAbility.PROXIES} | idle | layers)
 
     @property
     def hosts(self) -> tuple[HostNeeds, ...]:
@@ -177,6 +178,11 @@ class CommandBackend(UserCommand, AbstractRankBackend):
                 key="trial",
                 nearest=f"export {settings} first, or take them out of trial.command and trial.environment",
             )
+
+    def reduced(self, to: Reduction) -> Self:
+        """Return the backend that runs the command on the proxy job, with its sizes as placeholders and flags."""
+        flags = None if self.flags is None else self.flags.reduced(to)
+        return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster), flags=flags)
 
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
         """Return the number of steps that the study asks for."""

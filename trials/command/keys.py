@@ -32,7 +32,7 @@ from trials.command.placeholders import (
 from trials.command.slurm.jobs import SlurmJobs, Tasks, check_options, study_prefix
 from trials.framework_flags import FlagExporter, Flags, WordRules
 from trials.knobs.knob import Knob
-from trials.trial_keys import AbstractTrialKeys, StudyParts
+from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
 
 
 class LogKeys(DocumentedModel):
@@ -128,8 +128,10 @@ class CommandKeys(AbstractTrialKeys):
     hang_limit_s: Annotated[float, Field(gt=0)] = 600.0
     """Silence of the command after which a trial counts as hanging [s]."""
 
-    proxy: None = None
-    """Refused: the command trains one job."""
+    proxy: ProxyOptions | None = None
+    """Smaller jobs that run in place of candidates before any runs at full size, see below. The command must take their
+    sizes: by `flags`, or by placeholders such as `{num_layers}`.
+    """
 
     def build_model(self, study: StudyParts) -> CommandBackend:
         """Build the backend that runs the study's command.
@@ -164,6 +166,7 @@ class CommandKeys(AbstractTrialKeys):
             )
         base_dir = study.base_dir
         exporter = _find_flags(self, study.subject.flag_exporters)
+        _check_sizes(self, exporter)
         logs = None if self.logs is None else (base_dir / self.logs).absolute()
         return CommandBackend(
             job=study.setting.job,
@@ -359,6 +362,51 @@ def _find_flags(keys: CommandKeys, exporters: Mapping[str, FlagExporter]) -> Fla
             nearest=f'"{{{FLAGS}}}" last in trial.command',
         )
     return exporter
+
+
+def _check_sizes(keys: CommandKeys, exporter: FlagExporter | None) -> None:
+    """Check that the command takes the sizes of smaller jobs, if the study has any."""
+    if keys.proxy is None:
+        return
+    texts = [*keys.command, *(text or "" for text in keys.environment.values())]
+    used = {name for text in texts for name in names_in(text)}
+    wanted: list[tuple[str, tuple[str, ...]]] = []
+    if exporter is None or not exporter.tells_layers:
+        wanted.append(("the number of layers", ("num_layers",)))
+    if exporter is None:
+        wanted.append(("the batch", ("global_batch_size", "num_micro_batches")))
+    if keys.launch == "once":
+        wanted.append(("the number of hosts", ("num_hosts", "hosts", "num_devices")))
+    for what, names in wanted:
+        if not used & {*names}:
+            raise ConfigError(
+                f"needs a command that takes {what} of a smaller job",
+                key="trial.proxy",
+                nearest=f"the placeholder {{{names[0]}}} in trial.command or trial.environment",
+            )
+    for number, word in enumerate(keys.command):
+        flag, equals, value = word.partition("=")
+        value = value if equals else "".join(keys.command[number + 1 : number + 2])
+        if flag == "--nnodes" and value.isdigit():
+            nearest = "--nnodes={num_hosts}, which smaller jobs have fewer of"
+            raise ConfigError("is a fixed number of hosts", key=f"trial.command.{number}", value=word, nearest=nearest)
+    _check_order(keys, exporter)
+
+
+def _check_order(keys: CommandKeys, exporter: FlagExporter | None) -> None:
+    """Check that no word behind `{flags}` says the number of layers: of two, programs take the last."""
+    place = f"{{{FLAGS}}}"
+    if exporter is None or not exporter.tells_layers or place not in keys.command:
+        return
+    for number, word in enumerate(keys.command[keys.command.index(place) :], start=keys.command.index(place)):
+        if re.split(r"[=\s]", word)[0] == "--num-layers":
+            nearest = f'"{place}" behind it, or leave it out'
+            raise ConfigError(
+                "would replace the number of layers of smaller jobs",
+                key=f"trial.command.{number}",
+                value=word,
+                nearest=nearest,
+            )
 
 
 def _find_said(keys: CommandKeys, exporter: FlagExporter | None) -> Flags | None:

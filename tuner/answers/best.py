@@ -13,8 +13,8 @@ from tuner.answers.reference import reference_among, reference_of
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.ranked import predicted_ranking
 from tuner.search.population import P_STAR
-from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
-from tuner.storage.record import best_record, read_records
+from tuner.search.proxy.extrapolation import Extrapolated
+from tuner.storage.record import answer_of, read_records
 
 IMPOSSIBLE = (Status.OUT_OF_MEMORY, Status.CRASHED)
 """Statuses of a trial whose configuration is not handed to anybody."""
@@ -57,7 +57,7 @@ def best_known(prepared: Prepared, study: Study | None) -> Best | None:
     """
     records = read_records(study) if study is not None else []
     attributes = study.user_attrs if study is not None else {}
-    best = best_record(records)
+    best, extrapolated = answer_of(records, attributes)
     reference = reference_of(prepared.problem, study) if study is not None else None
     if best is not None and best.step_time_s is not None:
         return Best(
@@ -68,7 +68,6 @@ def best_known(prepared: Prepared, study: Study | None) -> Best | None:
             compared=compared_in(prepared.problem, reference, records, best, attributes),
             p_star=float(attributes.get(P_STAR, 0.0)),
         )
-    extrapolated = extrapolated_of(attributes)
     if extrapolated is not None:
         return Best(
             config=prepared.problem.config_of(extrapolated.config),

@@ -46,13 +46,12 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     from tuner.forecast.planned_candidates import prepare_stored
     from tuner.run.studies import is_driven, is_running, stored_study
     from tuner.search.population import P_STAR, read_moments
-    from tuner.search.proxy.extrapolation import extrapolated_of
     from tuner.search.stopping import StopReason
     from tuner.search.waiting import SLOTS, Slots
     from tuner.storage.record import (
         HISTORY,
         STOP_REASON,
-        best_record,
+        answer_of,
         counted,
         excused_in_words,
         num_failed,
@@ -64,9 +63,8 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     stored = stored_study(request, studies)
     prepared = prepare_stored(request, stored)
     records = read_records(stored)
-    best = best_record(records)
+    best, extrapolated = answer_of(records, stored.user_attrs)
     best_s = best.step_time_s if best else None
-    extrapolated = None if best else extrapolated_of(stored.user_attrs)
     phases, running = phases_of(request, studies), is_running(stored)
     in_flight = sum(not record.finished for record in records) if running else 0
     slots = Slots.from_json(stored.user_attrs.get(SLOTS) if running else None)

@@ -15,9 +15,9 @@ from tuner.forecast.planned_candidates import prepare_stored
 from tuner.forecast.prepared import Prepared
 from tuner.search.failures import FailureConclusion, failure_conclusions
 from tuner.search.population import P_STAR, Moment, read_moments
-from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
+from tuner.search.proxy.extrapolation import Extrapolated
 from tuner.search.stopping import StopReason
-from tuner.storage.record import HISTORY, STOP_REASON, TrialRecord, best_record, read_records
+from tuner.storage.record import HISTORY, STOP_REASON, TrialRecord, answer_of, read_records
 from tuner.study_file.request import StudyRequest
 from tuner.subject.problem import Problem
 
@@ -80,13 +80,13 @@ def snapshot_of(request: StudyRequest, study: Study, attributes: Mapping[str, An
     """Read the present state of a study, whose user attributes the caller has read already."""
     prepared = prepare_stored(request, study)
     records = tuple(read_records(study))
-    best = best_record(records)
+    best, extrapolated = answer_of(records, attributes)
     stopped = None if is_running else StopReason(attributes.get(STOP_REASON, StopReason.INTERRUPTED))
     return Snapshot(
         prepared=prepared,
         records=records,
         best=best,
-        extrapolated=None if best else extrapolated_of(attributes),
+        extrapolated=extrapolated,
         compared=compared_in(prepared.problem, reference_of(prepared.problem, study), records, best, attributes),
         moments=read_moments(study),
         conclusions=failure_conclusions(attributes),

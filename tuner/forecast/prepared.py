@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from costmodels.job.proxy_job import Reduction
 from hardware.io.errors import ConfigError
 from trials.backend import AbstractBackend
 from tuner.forecast.candidates import Candidates, candidates_in
@@ -32,6 +33,15 @@ class Prepared:
         if not self.problem.layer_plans:
             return backend
         return backend.with_layer_changes(self.problem.setting.runtime.layer_changes)
+
+    @property
+    def backend_of_run(self) -> AbstractBackend:
+        """Backend that a run occupies hosts for: those of its smaller jobs where no trial runs at full size."""
+        proxy, job = self.request.trials.proxy, self.problem.setting.job
+        if proxy is None or not self.request.trials.only_proxies:
+            return self.backend
+        layers, batch = job.model.num_layers, job.global_batch_size
+        return self.backend.reduced(Reduction(hosts=proxy.hosts, layers=layers, global_batch_size=batch))
 
     @cached_property
     def space(self) -> Space:

@@ -17,9 +17,9 @@ from tuner.forecast.ranked import Ranked, predicted_ranking
 from tuner.run.studies import is_running, stored_study
 from tuner.search.failures import FailureConclusion, failure_conclusions
 from tuner.search.population import Moment, read_moments
-from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
+from tuner.search.proxy.extrapolation import Extrapolated
 from tuner.search.stopping import StopReason
-from tuner.storage.record import ORIGIN, STOP_REASON, TrialRecord, best_record, read_records
+from tuner.storage.record import ORIGIN, STOP_REASON, TrialRecord, answer_of, read_records
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.request import StudyRequest
 from tuner.subject.problem import Problem
@@ -167,7 +167,7 @@ def collect(request: StudyRequest) -> ReportData:
     study = stored_study(request, stored)
     prepared = prepare_stored(request, study)
     records = read_records(study)
-    best = best_record(records)
+    best, extrapolated = answer_of(records, study.user_attrs)
     stored_reason = study.user_attrs.get(STOP_REASON)
     stop_reason = None if stored_reason is None or is_running(study) else StopReason(stored_reason)
     return ReportData(
@@ -175,7 +175,7 @@ def collect(request: StudyRequest) -> ReportData:
         predicted=predicted_ranking(prepared),
         records=tuple(records),
         best=best,
-        extrapolated=None if best else extrapolated_of(study.user_attrs),
+        extrapolated=extrapolated,
         stop_reason=stop_reason,
         origin=study.user_attrs.get(ORIGIN, request.trials.backend.origin),
         compared=compared_in(prepared.problem, reference_of(prepared.problem, study), records, best, study.user_attrs),

@@ -39,20 +39,21 @@ def _settle(ledger: Ledger, trial: FrozenTrial) -> Asked | None:
         ledger.end(number, observation)
         return None
     if task.position is None:
-        ledger.record(
-            number,
-            Observation(
-                status=Status.CANCELLED,
-                reason="its driver died before the trial had a candidate of the study",
-                origin=ledger.tasks.prepared.request.trials.backend.origin,
-            ),
-        )
+        ledger.record(number, _cancelled(ledger, "its driver died before the trial had a candidate of the study"))
         return None
     if PREDICTION not in trial.user_attrs:  # its driver, of an earlier version, died just then
         proxy = ledger.tasks.sampler.proxy_for(ledger.trials.observations(but=number), task.position)
         ledger.live[number] = task = replace(task, proxy=proxy)
         ledger.describe(trial, task)
+    if task.proxy is None and ledger.tasks.prepared.request.trials.only_proxies:
+        ledger.record(number, _cancelled(ledger, "the study runs smaller jobs only now, and this was none"))
+        return None
     return ledger.tasks.as_asked(number, task)
+
+
+def _cancelled(ledger: Ledger, reason: str) -> Observation:
+    origin = ledger.tasks.prepared.request.trials.backend.origin
+    return Observation(status=Status.CANCELLED, reason=reason, origin=origin)
 
 
 def count_measured(ledger: Ledger) -> None:

@@ -98,7 +98,7 @@ def run_following(
     request = prepared.request
     everywhere = tuple(range(request.problem.cluster.num_hosts))
     follows_trace = request.trace is not None and request.trials.backend.origin == "synthetic"
-    follows_ray = len(request.trials.backend.hosts) > 1
+    follows_ray = len(request.trials.backend.hosts) > 1 and not request.trials.only_proxies
     if not request.problem.subject.has(Ability.FEWER_HOSTS) or not (follows_trace or follows_ray):
         executor = None if executor_of is None else executor_of(prepared)
         result = run_study(prepared, on_progress=on_progress, ray_address=ray_address, executor=executor, clock=clock)

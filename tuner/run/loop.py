@@ -35,14 +35,13 @@ from tuner.run.tasks import Asked, Task, Tasks
 from tuner.search.gain import gain_in
 from tuner.search.population import P_STAR
 from tuner.search.prior import ignore_progress
-from tuner.search.proxy.extrapolation import extrapolated_of
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.pruning import StepReports
 from tuner.search.stopping import StopReason
 from tuner.search.waiting import Wait
 from tuner.storage.history import make_tables, past_of
 from tuner.storage.opening import open_store, storage_errors
-from tuner.storage.record import HISTORY, LAYER_PLANS, OWN_PLANS, SPENT_S, STOP_REASON
+from tuner.storage.record import HISTORY, LAYER_PLANS, OWN_PLANS, SPENT_S, STOP_REASON, answer_of
 from tuner.study_file.request import StudyRequest
 
 POLL_S = 1.0
@@ -88,7 +87,7 @@ def run_study(
 
     if executor is None:
         executor = RayExecutor(
-            prepared.backend,
+            prepared.backend_of_run,
             parallel_trials=request.search.parallel_trials,
             study=request.name,
             time_limit_s=request.trials.time_limit_s,
@@ -138,11 +137,12 @@ def run_study(
                 rehearsals=rehearsals_of(ledger),
             )
             stop_reason = loop.drive(executor)
-        attributes, best = ledger.study.user_attrs, ledger.trials.best
+        attributes = ledger.study.user_attrs
+        best, extrapolated = answer_of(ledger.trials.records, attributes)
         return RunResult(
             records=ledger.trials.records,
             best=best,
-            extrapolated=None if best else extrapolated_of(attributes),
+            extrapolated=extrapolated,
             stop_reason=stop_reason,
             fails_alike=ledger.fails_alike,
             p_star=float(attributes.get(P_STAR, 0.0)),

@@ -106,6 +106,7 @@ class Observations:
         proxies: Observations of proxy jobs, each once, in the order of their first trials.
         proxies_pending: Candidates of proxies that have not finished; these are among `pending`.
         num_proxies: Number of trials of proxies so far, finished or not; these are among `num_decisions`.
+        num_stated: Number of measurements that the study file states; these are among `num_decisions`.
         memory_shifts: Log factor by which the knobs of a candidate's trials changed its needed memory, where that is
             known only as a bound; none without knobs.
         rehearsed: What rehearsals told of candidates; none of it is a trial.
@@ -128,13 +129,14 @@ class Observations:
     proxies: tuple[ProxyObservations, ...] = ()
     proxies_pending: frozenset[int] = frozenset()
     num_proxies: int = 0
+    num_stated: int = 0
     memory_shifts: Mapping[int, float] = field(default_factory=dict)
     rehearsed: Rehearsed = NOTHING_REHEARSED
 
     @property
     def num_at_full_size(self) -> int:
         """Number of trials of candidates at full size so far, finished or not."""
-        return self.num_decisions - self.num_proxies
+        return self.num_decisions - self.num_proxies - self.num_stated
 
     @property
     def num_ended(self) -> int:
@@ -328,6 +330,7 @@ class _Entry:
         peak_bytes: Measured peak of memory, if the trial completed and measured one [bytes].
         samples: Operator times that it measured.
         proxy: Proxy that ran in the candidate's place; None at full size.
+        is_stated: Whether no trial measured it, but the study file states its measurement.
         fails_alike: Numbers of the trials that it excuses, its own among them; see FAILS_ALIKE.
     """
 
@@ -342,6 +345,7 @@ class _Entry:
     peak_bytes: int | None = None
     samples: tuple[OperatorSample, ...] = ()
     proxy: Proxy | None = None
+    is_stated: bool = False
     fails_alike: tuple[int, ...] = ()
 
     def is_like(self, other: _Entry) -> bool:
@@ -455,6 +459,7 @@ class _Tally:
             proxies=_gather_proxies(smaller),
             proxies_pending=frozenset(each.position for each in running if each.proxy),
             num_proxies=len(smaller),
+            num_stated=sum(each.is_stated for each in self.entries.values()),
         )
 
 
@@ -532,6 +537,7 @@ def _parse_trial(
         peak_bytes=observation.peak_memory_bytes if observation and status is Status.OK else None,
         samples=observation.timed_samples if observation else (),
         proxy=None if proxy is None else Proxy.from_json(proxy),
+        is_stated=bool(observation and observation.taken_from),
         fails_alike=tuple(trial.user_attrs.get(FAILS_ALIKE, ())),
     )
 

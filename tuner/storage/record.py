@@ -36,6 +36,7 @@ from trials.backend import Observation, Status
 from tuner.search.observations import FAILS_ALIKE, observation_of, of_trials, status_without_value, step_time_in
 from tuner.search.parameters import PLAN, values_of
 from tuner.search.population import P_STAR, end_order
+from tuner.search.proxy.extrapolation import Extrapolated, extrapolated_of
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 
 PREDICTION = "prediction"
@@ -180,6 +181,20 @@ def best_record(records: Sequence[TrialRecord]) -> TrialRecord | None:
     Of equals the earliest is returned; None without a completed trial.
     """
     return min(_candidates(records), key=lambda record: (record.merit, record.number), default=None)
+
+
+def answer_of(
+    records: Sequence[TrialRecord], attributes: Mapping[str, Any]
+) -> tuple[TrialRecord | None, Extrapolated | None]:
+    """Return the best record of a study, or in its place what proxies suggest where no trial completed at full size.
+
+    A measurement that the study file states is no trial: proxies tell whether another candidate is faster.
+    """
+    best, extrapolated = best_record(records), extrapolated_of(attributes)
+    completed = [record.observation for record in records if record.step_time_s is not None]
+    if extrapolated is not None and all(seen is not None and seen.taken_from for seen in completed):
+        return None, extrapolated
+    return best, None
 
 
 def fastest(records: Sequence[TrialRecord], count: int) -> list[TrialRecord]:

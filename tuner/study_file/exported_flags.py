@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
+from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.proxy_job import Reduction
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from hardware.io.errors import ConfigError
@@ -33,8 +35,13 @@ ENDS_COMMAND = ("torchtitan",)
 WITH_FILE = "torchtitan-toml"
 """Name of torchtitan's flags in versions before 0.3, whose commands name a TOML file."""
 
-_LAYERS = "--num-layers"
-_OF_MEGATRON = WordRules(groups=GROUPS, never_added=NEVER_ADDED, never_removed=NEVER_REMOVED)
+_LAYERS, _BRIDGE_LAYERS = "--num-layers", "model.num_layers="
+_OF_SMALLER_JOB = frozenset({"--load", "--pretrained-checkpoint", "--save", "--rampup-batch-size"})
+"""Flags of a command that its smaller jobs do without: checkpoints are of the full model, and so is a ramp's batch."""
+# divisions of the layers that a command says are those of its own number of layers
+_OF_MEGATRON = WordRules(
+    groups=GROUPS, follows={GROUPS[PP]: (_LAYERS,)}, never_added=NEVER_ADDED, never_removed=NEVER_REMOVED
+)
 _OF_TORCHTITAN = WordRules(
     groups={flag_of(flag): flag_of(group) for flag, group in torchtitan_flags.GROUPS.items()},
     follows={flag_of(flag): tuple(map(flag_of, others)) for flag, others in torchtitan_flags.FOLLOWS.items()},
@@ -45,7 +52,9 @@ _RULES = {"megatron": _OF_MEGATRON, "mindspeed": _OF_MEGATRON}
 _RENAMED = {
     program.target: WordRules(groups={flag_of(f"--{key}"): PP for key in keys_of(program, STAGES)})
     if program is SWIFT
-    else WordRules(groups={flag_of(f"{key}="): PP for key in keys_of(program, STAGES)})
+    else WordRules(
+        groups={flag_of(f"{key}="): PP for key in keys_of(program, STAGES)}, follows={PP: (flag_of(_BRIDGE_LAYERS),)}
+    )
     for program in (BRIDGE, SWIFT, VERL)
 } | {"maxtext": WordRules(), "torchtitan": _OF_TORCHTITAN, WITH_FILE: _OF_TORCHTITAN}
 """The same for programs with settings over a recipe: their words say a part, and `current` the whole."""
@@ -58,10 +67,17 @@ class ExportedFlags:
     Attributes:
         setting: Job, cluster and runtime of the configurations.
         target: Name of the exporter.
+        is_smaller: Whether the job is a smaller one than the command's, so that flags tell its number of layers.
     """
 
     setting: Setting
     target: str
+    is_smaller: bool = False
+
+    def reduced(self, to: Reduction) -> ExportedFlags:
+        """Return the function that writes the configurations of a smaller job."""
+        setting = replace(self.setting, job=to.job(self.setting.job), cluster=to.cluster(self.setting.cluster))
+        return replace(self, setting=setting, is_smaller=True)
 
     def __call__(self, config: ParallelConfig) -> Flags:
         """Return the flags of one configuration."""
@@ -69,9 +85,13 @@ class ExportedFlags:
         words = export.arguments
         if self.target == WITH_FILE:
             words = torchtitan_flags.before_0_3(words)
-        if self.target == "mindspeed" and _LAYERS not in words:  # with no-op layers the export says it
-            words = (*words, _LAYERS, str(self.setting.job.model.num_layers))
+        model = self.setting.job.model
+        if self.is_smaller and tells_layers(self.target, model):
+            words = (*words, *_words_of_layers(self.target, model, said=_LAYERS in words))
+        elif self.target == "mindspeed" and _LAYERS not in words:  # with no-op layers the export says it
+            words = (*words, _LAYERS, str(model.num_layers))
         refused = refused_flags(config) if self.target in _RULES else frozenset()
+        refused |= _OF_SMALLER_JOB if self.is_smaller and self.target in _RULES else frozenset()
         return Flags(arguments=words, environment=export.environment, refused=refused)
 
 
@@ -150,5 +170,38 @@ def _exporter(name: str, write: ExportedFlags, current: ParallelConfig | None) -
     elif name in _RENAMED:
         read = PresentFlags(write=write, current=current)
     return FlagExporter(
-        write=write, ends_command=name in ENDS_COMMAND, read=read, rules={**_RULES, **_RENAMED}.get(name, WordRules())
+        write=write,
+        ends_command=name in ENDS_COMMAND,
+        tells_layers=tells_layers(name, write.setting.job.model),
+        read=read,
+        rules={**_RULES, **_RENAMED}.get(name, WordRules()),
     )
+
+
+def tells_layers(target: str, model: ModelSpec) -> bool:
+    """Return whether flags of a framework tell the number of layers of a smaller model.
+
+    Those of models whose layers are of several kinds would have to list the kinds.
+    """
+    if not model.is_plain or target not in {*_RULES, BRIDGE.target}:
+        return False
+    dense, period = model.plain.num_dense_layers, model.plain.moe_layer_period
+    return not dense or (target in _RULES and period == 1)
+
+
+def _words_of_layers(target: str, model: ModelSpec, *, said: bool) -> tuple[str, ...]:
+    """Return the words for the number of layers; where they are said with no-op layers, for its dense ones only.
+
+    Sources: Megatron-LM megatron/training/arguments.py (`moe_freq_type`, a list with an entry for each layer);
+    MindSpeed-LLM mindspeed_llm/training/arguments.py (`--first-k-dense-replace`); Megatron-Bridge
+    models/gpt_provider.py, whose `num_layers` a recipe sets.
+    """
+    if target == BRIDGE.target:
+        return (f"{_BRIDGE_LAYERS}{model.num_layers}",)
+    words = () if said else (_LAYERS, str(model.num_layers))
+    dense = model.plain.num_dense_layers
+    if not dense:
+        return words
+    if target == "mindspeed":
+        return (*words, "--first-k-dense-replace", str(dense))
+    return (*words, "--moe-layer-freq", f"([0]*{dense}+[1]*{model.num_layers - dense})")

@@ -36,6 +36,11 @@ class TrialOptions:
     time_limit_s: float | None = None
     current: Observation | None = None
 
+    @property
+    def only_proxies(self) -> bool:
+        """Whether no trial runs at full size, so that trials need the few hosts of their smaller jobs alone."""
+        return self.proxy is not None and not self.proxy.full_trials
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Economics:
