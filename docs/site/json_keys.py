@@ -27,6 +27,9 @@ _COUNTS = {
     "payback_steps": "training steps after which the gain repays the trials; null without a gain or wall clock",
 }
 _CLOCK = "clock of the step times: `wall`, `virtual` or `cpu`"
+_PROXY = (
+    "smaller job that runs in its place: `hosts`, `devices`, `layers`, `global_batch_size` and `config`; null at full size"
+)
 _TRAINING = (
     "what the study's `limits.tokens` take with the best: `seconds`, `device_hours`, `cost`, and the limits that this "
     "`breaks`; null without such limits"
@@ -75,6 +78,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "trial": {
         "with `--dry-run`": {
             "config": "configuration of the trial",
+            "proxy": _PROXY,
             "starts": "sentence on what starts where, and how often",
             "command": "words of the user's command on one host; null if a trial starts none",
             "environment": "variables that are set for it; null for one that is removed",
@@ -85,11 +89,12 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         },
         "with `--once`": {
             "config": "configuration of the trial",
+            "proxy": _PROXY,
             "status": "outcome: `ok`, `out_of_memory`, `crashed`, `timeout`, `incident`",
             "reason": "sentence on the cause of the outcome; empty if there is nothing to say",
             "step_time_s": "median time of the measured steps [s]; null unless the trial ended well",
             "step_times_s": "time of each measured step [s]",
-            "predicted_s": "step time that the cost model predicts [s]",
+            "predicted_s": "step time that the cost model predicts for what ran [s]",
             "log_step_time_s": "step time of the log that `measured` in the study states [s]; null without one, and "
             "for other configurations than the current one",
             "ratio_to_log": "the measured step time over the log's; null without both",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import ParallelConfig
     from trials.backend import Observation
     from tuner.forecast.prepared import Prepared
+    from tuner.search.proxy.proxy_trials import Proxy
     from tuner.study_file.request import StudyRequest
 
 FAR_FROM_LOG = 0.1
@@ -43,6 +44,9 @@ def trial(
     ] = False,
     once: Annotated[
         bool, Option("--once", help="Run this one trial, and compare its step time with the log's.")
+    ] = False,
+    proxy: Annotated[
+        bool, Option("--proxy", help="The smaller job that the study runs in place of the configuration (trial.proxy).")
     ] = False,
     ray_address: Annotated[
         str | None,
@@ -65,11 +69,11 @@ def trial(
     warn(notes)
     if dry_run:
         prepared = with_plans(request, StoredStudies(request.storage), wanted)
-        _print_what_starts(prepared, wanted, as_json=as_json)
+        _print_what_starts(prepared, wanted, as_proxy=proxy, as_json=as_json)
         return
     with ending_signals(lambda: None) as interrupted:
         try:
-            payload = _run_once(request, wanted, ray_address, as_json=as_json)
+            payload = _run_once(request, wanted, ray_address, as_proxy=proxy, as_json=as_json)
         except KeyboardInterrupt:
             raise typer.Exit(interrupted()) from None
     if as_json:
@@ -78,30 +82,40 @@ def trial(
         raise typer.Exit(FOUND_NOTHING)
 
 
-def _print_what_starts(prepared: Prepared, wanted: ParallelConfig, *, as_json: bool) -> None:
-    from tuner.run.single_trial import num_trials
+def _print_what_starts(prepared: Prepared, wanted: ParallelConfig, *, as_proxy: bool, as_json: bool) -> None:
+    from tuner.run.single_trial import num_trials, smaller_job, starting
 
-    starts = prepared.backend.starts(prepared.problem.with_knobs(wanted), trial_number=num_trials(prepared))
+    config = prepared.problem.with_knobs(wanted)
+    smaller = smaller_job(prepared, config) if as_proxy else None
+    backend, measured = starting(prepared, config, smaller)
+    starts = backend.starts(measured, trial_number=num_trials(prepared))
     if as_json:
-        print_json({"config": wanted.values(prepared.problem.dimensions)} | starts.as_json())
+        told = {"config": wanted.values(prepared.problem.dimensions), "proxy": smaller and smaller.as_json()}
+        print_json(told | starts.as_json())
         return
+    if smaller is not None:
+        typer.echo(f"In place of {config_in_words(prepared.problem, config)}: {smaller.in_words}")
     for line in starts.lines():
         typer.echo(printable(line))
 
 
 def _run_once(
-    request: StudyRequest, wanted: ParallelConfig, ray_address: str | None, *, as_json: bool
+    request: StudyRequest, wanted: ParallelConfig, ray_address: str | None, *, as_proxy: bool, as_json: bool
 ) -> dict[str, Any]:
-    from tuner.run.single_trial import place_of, run_single
+    from tuner.run.single_trial import place_of, run_single, smaller_job
 
     prepared = with_plans(request, StoredStudies(request.storage), runs=True)
     config = prepared.problem.with_knobs(wanted)
+    smaller = smaller_job(prepared, config) if as_proxy else None
     place = place_of(prepared, config, lambda note: warn([note]))
     if place.hindrance:
         warn([f"the study will not keep this trial: {place.hindrance}"])
-    say(f"Trying {config_in_words(prepared.problem, config)}", err=True)
-    seen = run_single(prepared, config, tell_log=_show_log, tell=lambda note: warn([note]), ray_address=ray_address)
-    payload = _as_json(prepared, config, seen)
+    as_what = f" as {smaller.in_words}" if smaller else ""
+    say(f"Trying {config_in_words(prepared.problem, config)}{as_what}", err=True)
+    seen = run_single(
+        prepared, config, tell_log=_show_log, tell=lambda note: warn([note]), ray_address=ray_address, proxy=smaller
+    )
+    payload = _as_json(prepared, config, smaller, seen)
     kept, hindrance = None, place.hindrance
     if payload["step_time_s"] is None:
         hindrance = "it measured no step time"
@@ -109,7 +123,7 @@ def _run_once(
         hindrance = "its step time is far from the log's, and the command may have to be mended first"
     if not hindrance:
         try:
-            kept = place.keep(seen)
+            kept = place.keep(seen, smaller)
         except ConfigError as error:  # the result is worth more than its place
             hindrance = str(error)
     payload |= {"kept_as": kept, "not_kept": hindrance or None}
@@ -127,21 +141,25 @@ def _show_log(text: str) -> None:
         typer.echo(f"  | {printable(line)}", err=True)
 
 
-def _as_json(prepared: Prepared, config: ParallelConfig, seen: Observation) -> dict[str, Any]:
+def _as_json(prepared: Prepared, config: ParallelConfig, smaller: Proxy | None, seen: Observation) -> dict[str, Any]:
     """Return the outcome, beside the prediction and, for the current configuration, the log's step time."""
-    from tuner.forecast.candidates import predict_with_errors
+    from tuner.forecast.candidates import predict_candidate
+    from tuner.run.single_trial import predict_proxy
 
     problem, stated = prepared.problem, prepared.request.trials.current
     is_current = problem.current is not None and config == problem.with_knobs(problem.current)
-    log_s = stated.step_time_s if stated is not None and is_current else None
+    log_s = stated.step_time_s if stated is not None and is_current and smaller is None else None
     step_s = seen.step_time_s
     return {
         "config": config.values(problem.dimensions),
+        "proxy": smaller and smaller.as_json(),
         "status": seen.status.value,
         "reason": seen.reason,
         "step_time_s": step_s,
         "step_times_s": list(seen.step_times_s),
-        "predicted_s": predict_with_errors(problem, config)["step_time_s"],
+        "predicted_s": predict_candidate(problem, config)["step_time_s"]
+        if smaller is None
+        else predict_proxy(prepared, smaller),
         "log_step_time_s": log_s,
         "ratio_to_log": step_s / log_s if step_s is not None and log_s is not None else None,
         "peak_memory_bytes": seen.peak_memory_bytes,

@@ -147,15 +147,18 @@ def run_study(
             fails_alike=ledger.fails_alike,
             p_star=float(attributes.get(P_STAR, 0.0)),
             num_candidates=sampler.choices.num_candidates,
-            warnings=(*candidates.space.warnings, *past.warnings, *_warn_of_wide(sampler.proxies)),
+            warnings=(*candidates.space.warnings, *past.warnings, *_warn_of_proxies(sampler.proxies)),
             reference=ledger.reference,
             gain=gain_in(attributes),
             hosts=hosts.others if stop_reason is StopReason.HOSTS else (),
         )
 
 
-def _warn_of_wide(proxies: ProxyPlan | None) -> tuple[str, ...]:
+def _warn_of_proxies(proxies: ProxyPlan | None) -> tuple[str, ...]:
     """Return a warning of the candidates that no proxy can be run for, if there are any."""
+    if proxies is not None and proxies.has_none and not proxies.options.full_trials:
+        few = f"the {proxies.options.hosts} hosts of trial.proxy" if proxies.options.hosts > 1 else "one host"
+        return (f"no trial could run: on {few} no smaller job of the likely candidates fits into memory",)
     if proxies is None or not proxies.num_too_wide:
         return ()
     return (

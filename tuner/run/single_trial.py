@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
+from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError
 from hardware.io.input_file import open_input
 from hardware.io.temporary import temporary_folder
@@ -27,6 +28,7 @@ from tuner.run.studies import check_meaning, is_running, make_sampler, open_stud
 from tuner.run.tasks import Task, Tasks
 from tuner.search.observations import OBSERVATION, STATUS
 from tuner.search.parameters import params_of
+from tuner.search.proxy.proxy_trials import Proxy, proxy_of
 from tuner.storage.history import make_tables, past_of
 from tuner.storage.opening import open_store, storage_errors
 from tuner.storage.stored_studies import StoredStudies
@@ -79,6 +81,7 @@ def run_single(
     tell_log: Callable[[str], None],
     tell: Callable[[str], None],
     ray_address: str | None = None,
+    proxy: Proxy | None = None,
 ) -> Observation:
     """Run one trial and return its observation.
 
@@ -88,6 +91,7 @@ def run_single(
         tell_log: Function that is told what the trial prints, as it comes.
         tell: Function that is told notes on how it runs.
         ray_address: Address of the Ray cluster that runs it; None takes RAY_ADDRESS, or starts Ray here.
+        proxy: Smaller job that runs in place of the configuration; None runs it at full size.
 
     Raises:
         ConfigError: No trial can run.
@@ -95,12 +99,13 @@ def run_single(
     number = num_trials(prepared)
     with temporary_folder("the log of a trial") as folder:
         is_local = (ray_address or os.environ.get("RAY_ADDRESS") or "local") == "local"
-        backend = prepared.backend.keeping_logs(folder) if is_local else prepared.backend
+        backend, measured = starting(prepared, config, proxy)
+        backend = backend.keeping_logs(folder) if is_local else backend
         follower = LogFollower(backend=backend, number=number, tell=tell_log)
         with _executor(prepared, backend, tell, ray_address) as running:
             if running.slots_note:
                 tell(running.slots_note)
-            running.submit(number, config, None)
+            running.submit(number, measured, None)
             was_queued = False
             while not (ended := running.poll(POLL_S)):
                 follower.follow()
@@ -112,6 +117,41 @@ def run_single(
         if not follower.told and observation.log_tail:
             tell_log(observation.log_tail.rstrip("\n") + "\n")
         return observation
+
+
+def starting(
+    prepared: Prepared, config: ParallelConfig, proxy: Proxy | None
+) -> tuple[AbstractBackend, ParallelConfig]:
+    """Return the backend that runs a trial, with the configuration that it measures: the proxy's, if there is one."""
+    if proxy is None:
+        return prepared.backend, config
+    return prepared.backend.reduced(proxy.reduction), proxy.config
+
+
+def smaller_job(prepared: Prepared, config: ParallelConfig) -> Proxy:
+    """Return the smaller job that the study runs in place of a configuration.
+
+    Raises:
+        ConfigError: The study has no smaller jobs, or none of this configuration fits.
+    """
+    options, problem = prepared.request.trials.proxy, prepared.problem
+    if options is None:
+        raise ConfigError("needs smaller jobs", key="--proxy", nearest="trial.proxy: {hosts: 2} in the study")
+    found = proxy_of(config, problem.setting, options, problem.options)
+    if found is None:
+        raise ConfigError(
+            f"has no smaller job of this configuration that fits on {options.hosts} hosts",
+            key="--proxy",
+            value=str(config),
+            nearest="more hosts in trial.proxy.hosts",
+        )
+    return found
+
+
+def predict_proxy(prepared: Prepared, proxy: Proxy) -> float:
+    """Return the step time that the cost model predicts for a smaller job [s]."""
+    grid = ConfigGrid.from_configs([proxy.config])
+    return float(estimate_step(proxy.setting(prepared.problem.setting), grid).step_time_s[0])
 
 
 def _executor(
@@ -152,8 +192,8 @@ class Place:
     position: int | None
     hindrance: str = ""
 
-    def keep(self, observation: Observation) -> int:
-        """Keep a trial that has ended in the study, and return its number there.
+    def keep(self, observation: Observation, proxy: Proxy | None = None) -> int:
+        """Keep a trial that has ended, or that of a smaller job in its place, and return its number in the study.
 
         Raises:
             ConfigError: Another process is running the study, its trials mean something else, or the database fails.
@@ -171,7 +211,7 @@ class Place:
                 params = params_of(self.tasks.sampler.choices.values(self.position))
                 # with its observation from the first, as a measurement that the study file states
                 known = {STATUS: observation.status.value, OBSERVATION: observation.as_json()}
-                number, _, _ = ledger.create(Task(position=self.position), params, known)
+                number, _, _ = ledger.create(Task(position=self.position, proxy=proxy), params, known)
                 ledger.record(number, observation)
             finally:
                 held.release()

@@ -77,6 +77,11 @@ class ProxyPlan:
         return observations.num_at_full_size >= self.options.full_trials and not self.goes_on(observations, fastest)
 
     @property
+    def has_none(self) -> bool:
+        """Whether no candidate that was looked at has a proxy."""
+        return bool(self.known) and not any(self.known.values())
+
+    @property
     def num_too_wide(self) -> int:
         """Number of candidates of which one stage of one replica has more ranks than a proxy has devices."""
         devices = self.options.hosts * self.setting.cluster.devices_per_host

@@ -49,6 +49,16 @@ class Proxy:
     reduction: Reduction
     config: ParallelConfig
 
+    @property
+    def in_words(self) -> str:
+        """Smaller job in words."""
+        sizes, layout = self.reduction, self.config
+        hosts = f"{sizes.hosts} hosts" if sizes.hosts > 1 else "1 host"
+        return (
+            f"a smaller job on {hosts}: {sizes.layers} layers, pp={layout.pp}, dp={layout.dp}, global batch "
+            f"{sizes.global_batch_size}"
+        )
+
     def setting(self, setting: Setting) -> Setting:
         """Return the setting that the proxy runs in."""
         return replace(setting, job=self.reduction.job(setting.job), cluster=self.reduction.cluster(setting.cluster))
