@@ -1,21 +1,24 @@
-"""Measure the regret at full size if all trials but three run on at most a quarter of the devices.
+"""Measure regret and device-hours if all trials but three, or all, run on at most a quarter of the devices.
 
-    python -m benchmarks.calibration.proxy_regret --measured A.csv [B.csv ...] [--seeds 10] [--json]
+    python -m benchmarks.calibration.proxy_regret --measured A.csv [B.csv ...] [--seeds 10] [--share 64] [--json]
 
 A group contains the measured runs of one job on one cluster. Its sibling is the same job on at most a quarter of the
-devices, the largest such group. A trial of a proxy job is answered by the sibling's run with the candidate's tp, cp,
+devices, or one part in --share, the largest such group. A trial of a proxy job is answered by the sibling's run with the candidate's tp, cp,
 up, ep, mbs, ZeRO stage and further dimensions and the nearest pp; dp follows. Layers and batch are those of the full
 job, as they were measured: only the number of devices is smaller. As in a study, a proxy must probably fit into memory.
 A candidate without such a run has no proxy.
 
 At most --proxies trials are proxies, fewer if the study is confident that further ones would not help. Then three
-trials run at full size. The regret of these three is compared with as many trials in total, all at full size; with the
-prior's first three; and with three at random. Before the first trial, the sampler knows as much as a study without
+trials run at full size. The first of them is the answer of a study without any (`full_trials: 0`), which is
+extrapolated. The regret of these three is compared with as many trials in total, all at full size; with the prior's
+first three; and with three at random. Before the first trial, the sampler knows as much as a study without
 history: a shipped profile of another runtime, see problems.py. `NAME_failed.csv` beside `NAME.csv` is read too; a
 failed configuration is a candidate and costs a trial.
 
-Regret is the slowdown of the best tried candidate, and that of the slowest candidate as long as none has run. Figures
-are means over seeds, then over groups. Progress goes to stderr.
+Regret is the slowdown of the best tried candidate, and that of the slowest candidate as long as none has run. A trial
+costs its devices for --startup-s (assumed: 60 s) and STEPS steps, or for the start alone if it fails. Siblings have the
+full batch, while the proxies of a study have a smaller one and cost less. Figures are means over seeds, then over
+groups. Progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,6 +47,7 @@ from costmodels.job.parallel_config import FURTHER_DIMENSIONS, ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from costmodels.job.setting import Setting
 from hardware.io.errors import ConfigError
+from hardware.time_units import HOUR_S
 from trials.backend import Observation
 from trials.trial_keys import ProxyOptions
 from tuner.search.observations import OBSERVATION, STATUS
@@ -56,6 +61,9 @@ AT_FULL_SIZE = 3
 
 SHARE = 4
 """Minimum ratio of a group's devices to those of its sibling."""
+
+STEPS = 7
+"""Number of steps of a trial: two to warm up and five that are measured, as by default of trials with a command."""
 
 KEPT = ("tp", "cp", "up", "vpp", "ep", "mbs", *FURTHER_DIMENSIONS)
 """Dimensions that a proxy has in common with its candidate."""
@@ -90,6 +98,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=count_at_least(1), default=10, help="runs on each group (10)")
     parser.add_argument("--proxies", type=count_at_least(1), default=12, help="maximum number of proxy trials (12)")
     parser.add_argument(
+        "--share", type=count_at_least(2), default=SHARE, help="minimum ratio of a group's devices to its sibling's (4)"
+    )
+    parser.add_argument("--startup-s", type=float, default=60.0, help="time that a trial starts before its steps (60)")
+    parser.add_argument(
         "--min-candidates", type=count_at_least(1), default=20, help="leave out groups with fewer candidates (20)"
     )
     return parser.parse_args(argv)
@@ -103,17 +115,17 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     """
     runs, skipped = read_runs(given.measured)
     groups, left_out = groups_of(runs, given.min_candidates)
-    pairs = pairs_of(groups)
+    pairs = pairs_of(groups, given.share)
     if not pairs:
         raise ConfigError(
-            f"hold no two groups of one job, one on at most a quarter of the other's devices, with "
+            f"hold no two groups of one job, one on at most a part in {given.share} of the other's devices, with "
             f"{given.min_candidates} candidates or more each",
             key=", ".join(map(str, given.measured)),
             nearest=f"--min-candidates takes smaller ones; {reasons(skipped + left_out)}",
         )
     rows = []
     with mapper(given.workers) as each:
-        for row in each(partial(_figures, num_proxies=given.proxies, seeds=given.seeds), pairs):
+        for row in each(partial(_figures, num_proxies=given.proxies, seeds=given.seeds, startup_s=given.startup_s), pairs):
             rows.append(row)
             tell(f"{len(rows)} of {len(pairs)} groups: {row['model']} on {row['devices']} devices")
     names = rows[0]["mean_regret"]
@@ -123,26 +135,30 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
             "mean_regret": {name: float(np.mean([row["mean_regret"][name] for row in rows])) for name in names},
             "median_regret": {name: float(np.median([row["mean_regret"][name] for row in rows])) for name in names},
             "mean_proxies": float(np.mean([row["mean_proxies"] for row in rows])),
+            "mean_share_of_device_hours": {
+                name: float(np.mean([row["share_of_device_hours"][name] for row in rows]))
+                for name in rows[0]["share_of_device_hours"]
+            },
         },
     }
 
 
-def pairs_of(groups: Sequence[Group]) -> list[Pair]:
-    """Return the groups that have a sibling, with the largest sibling of each."""
+def pairs_of(groups: Sequence[Group], share: int = SHARE) -> list[Pair]:
+    """Return the groups that have a sibling, with the largest sibling of each on at most a part in `share`."""
     pairs = []
     for group in groups:
-        siblings = [other for other in groups if _is_sibling(group, other)]
+        siblings = [other for other in groups if _is_sibling(group, other, share)]
         if siblings:
             pairs.append(_pair(group, max(siblings, key=lambda other: other.runs[0].devices)))
     return pairs
 
 
-def _is_sibling(group: Group, other: Group) -> bool:
-    """Return whether the other group is the same job on at most a quarter of the devices."""
+def _is_sibling(group: Group, other: Group, share: int) -> bool:
+    """Return whether the other group is the same job on at most a part in `share` of the devices."""
     same = all(
         one == another for name, one, another in zip(GROUP, group.key, other.key, strict=True) if name != "devices"
     )
-    is_smaller = SHARE * other.runs[0].devices <= group.runs[0].devices
+    is_smaller = share * other.runs[0].devices <= group.runs[0].devices
     return same and is_smaller and group.runs[0].model == other.runs[0].model
 
 
@@ -176,18 +192,25 @@ def that_fit(pair: Pair, problem: Problem) -> Pair:
     return replace(pair, proxies=tuple(proxy if proxy in fit else None for proxy in pair.proxies))
 
 
-def _figures(pair: Pair, num_proxies: int, seeds: int) -> dict[str, Any]:
-    """Compute the regrets on one group."""
+def _figures(pair: Pair, num_proxies: int, seeds: int, startup_s: float) -> dict[str, Any]:
+    """Compute the regrets and device-hours on one group."""
     group = pair.group
     problem = problem_of(group, ())
     pair = that_fit(pair, problem)
     times = group.step_time_s
-    regrets: dict[str, list[float]] = {"proxies": [], "all_at_full_size": [], "prior": [], "random": []}
+    cost = partial(_device_hours, startup_s=startup_s)
+    regrets: dict[str, list[float]] = defaultdict(list)
+    hours: dict[str, list[float]] = defaultdict(list)
     used = []
     for seed in range(seeds):
-        count, at_full_size = run_with_proxies(pair, problem, num_proxies, seed)
+        smaller, at_full_size = run_with_proxies(pair, problem, num_proxies, seed)
+        count = len(smaller)
         used.append(count)
-        regrets["proxies"].append(regret_at(at_full_size, times, AT_FULL_SIZE))
+        small_hours = sum(cost(pair.outcomes[proxy], proxy.config.num_devices) for proxy in smaller)
+        for name, num_full in {"extrapolated": 0, "proxies": AT_FULL_SIZE}.items():
+            regrets[name].append(regret_at(at_full_size, times, max(num_full, 1)))
+            full_hours = sum(cost(group.outcomes[at], group.runs[at].devices) for at in at_full_size[:num_full])
+            hours[name].append(small_hours + full_hours)
         for name, (make, num_trials) in {
             # The alternative gets the same number of trials, although each of them costs more devices.
             "all_at_full_size": (thompson, count + len(at_full_size)),
@@ -197,6 +220,8 @@ def _figures(pair: Pair, num_proxies: int, seeds: int) -> dict[str, Any]:
             # All alternatives are judged by the same regret on the same group and seed.
             found = run_trials(make(problem, seed), group.outcomes, times, num_trials)
             regrets[name].append(regret_at(found.order, times, num_trials))
+            hours[name].append(sum(cost(group.outcomes[at], group.runs[at].devices) for at in found.order))
+    mean_hours = {name: float(np.mean(values)) for name, values in hours.items()}
     return {
         **dict(zip(GROUP, group.key, strict=True)),
         "sibling_devices": pair.sibling.key[DEVICES],
@@ -206,7 +231,16 @@ def _figures(pair: Pair, num_proxies: int, seeds: int) -> dict[str, Any]:
         "runtime": problem.runtime,
         "mean_proxies": float(np.mean(used)),
         "mean_regret": {name: float(np.mean(values)) for name, values in regrets.items()},
+        "mean_device_hours": mean_hours,
+        "share_of_device_hours": {
+            name: mean_hours[name] / mean_hours["all_at_full_size"] for name in ("extrapolated", "proxies")
+        },
     }
+
+
+def _device_hours(outcome: Observation, devices: int, *, startup_s: float) -> float:
+    """Return the device-hours of a trial, of which a failed one has the start alone."""
+    return devices * (startup_s + STEPS * (outcome.step_time_s or 0.0)) / HOUR_S
 
 
 def _regret_of_best_with_proxy(pair: Pair) -> float | None:
@@ -218,12 +252,13 @@ def _regret_of_best_with_proxy(pair: Pair) -> float | None:
     return float(best / times.min() - 1) if math.isfinite(best) else None
 
 
-def run_with_proxies(pair: Pair, problem: Problem, num_proxies: int, seed: int) -> tuple[int, list[int]]:
-    """Run one study with proxies; return the number of proxies, and the candidates that ran at full size."""
+def run_with_proxies(pair: Pair, problem: Problem, num_proxies: int, seed: int) -> tuple[list[Proxy], list[int]]:
+    """Run one study with proxies; return the proxies that ran, and then the candidates that ran at full size."""
     sampler = ThompsonSampler(problem.grid, problem.posterior, seed=seed, proxies=_plan(pair, problem, num_proxies))
     study = optuna.create_study(sampler=sampler)
     # The loop of a study, with answers from the measured group and its sibling in place of trials.
-    count, at_full_size = 0, []
+    ran: list[Proxy] = []
+    at_full_size: list[int] = []
     while len(at_full_size) < min(AT_FULL_SIZE, len(pair.proxies)):
         observations = sampler.observations(study.get_trials(deepcopy=False))
         trial = study.ask(fixed_distributions=sampler.search_space)
@@ -234,7 +269,7 @@ def run_with_proxies(pair: Pair, problem: Problem, num_proxies: int, seed: int) 
             at_full_size.append(position)
             outcome = pair.group.outcomes[position]
         else:
-            count += 1
+            ran.append(proxy)
             outcome = pair.outcomes[proxy]
             trial.set_user_attr(PROXY, proxy.as_json())
         trial.set_user_attr(OBSERVATION, outcome.as_json())
@@ -243,7 +278,7 @@ def run_with_proxies(pair: Pair, problem: Problem, num_proxies: int, seed: int) 
             study.tell(trial, outcome.step_time_s)
         else:
             study.tell(trial, state=TrialState.FAIL if outcome.step_time_s is None else TrialState.PRUNED)
-    return count, at_full_size
+    return ran, at_full_size
 
 
 def _plan(pair: Pair, problem: Problem, num_proxies: int) -> ProxyPlan:
@@ -271,10 +306,12 @@ def _print(result: Mapping[str, Any]) -> None:
             f"{row['model']} on {row['devices']} devices, proxies on {row['sibling_devices']}: "
             f"{row['num_with_proxy']} of {row['num_candidates']} candidates have one, "
             f"{row['mean_proxies']:.1f} ran; regret {_format_regrets(row['mean_regret'])}"
+            + f"; of the device-hours {_format_regrets(row['share_of_device_hours'])}"
             + ("" if (best := row["regret_of_best_with_proxy"]) is None else f"; of the best with a proxy {best:.1%}")
         )
     print(f"All {len(result['groups'])} groups: mean {_format_regrets(result['overall']['mean_regret'])}")
     print(f"  median {_format_regrets(result['overall']['median_regret'])}")
+    print(f"  of the device-hours of all at full size: {_format_regrets(result['overall']['mean_share_of_device_hours'])}")
 
 
 def _format_regrets(regrets: Mapping[str, float]) -> str:

@@ -141,6 +141,10 @@ def init(
             "--config", metavar="pp=4,tp=2,...", help="Several of the degrees and further dimensions below at once."
         ),
     ] = None,
+    trial_hosts: Annotated[
+        int | None,
+        Option(metavar="N", help="Hosts that trials occupy at most: they are smaller jobs, and none takes all hosts."),
+    ] = None,
     ignore_flags: Annotated[str | None, Option(IGNORE.option, metavar=IGNORE.metavar, help=IGNORE.help)] = None,
     out: Annotated[Path, Option(metavar="STUDY", help="Study file to write.")] = Path("study.yaml"),
     force: Annotated[bool, Option("--force", help="Replace existing files.")] = False,
@@ -171,7 +175,8 @@ def init(
         if factory is not None:
             beside: dict[str, Any] = {f"from-{name}": file for name, file in files.items() if file is not None}
             beside |= {"from-torch": other, "capture": True if capture else None}
-            beside |= {"model": model, "runtime": runtime, "config": config, "ignore-flags": ignore_flags}
+            beside |= {"model": model, "runtime": runtime, "config": config, "trial-hosts": trial_hosts}
+            beside |= {"ignore-flags": ignore_flags}
             _init_own_step(world, factory, cluster, {**beside, **answers}, out, force=force, as_json=as_json)
             return
     chosen = [(framework, file) for framework, file in files.items() if file is not None and framework != "log"]
@@ -190,13 +195,14 @@ def init(
 
     given = {key: text for key, text in answers.items() if text is not None}
     named = {"cluster": cluster, "model": model, "runtime": runtime, "config": config, **given}
-    named |= {"ignore_flags": ignore_flags}
+    named |= {"trial_hosts": None if trial_hosts is None else str(trial_hosts), "ignore_flags": ignore_flags}
     added = Added(
         cluster=cluster,
         model=model,
         runtime=runtime,
         answers=({} if config is None else _parse_config(config))
         | {key: parse_answer(key, text) for key, text in given.items()},
+        trial_hosts=trial_hosts,
         ignored=parse_ignored(ignore_flags or ""),
         command=_command_so_far({**files, **several}, named, out, arguments, capture=capture),
     )
@@ -450,7 +456,10 @@ def _print_result(made: NewStudy, written: list[Path], differences: list[Differe
             f"  meshtune predict {study} --config {in_words(made.present.current)}    # your current configuration"
         )
         if made.measures:
-            typer.echo(f"  meshtune trial {study} --once    # run it once, and compare its step time with today's")
+            if made.has_proxies:
+                typer.echo(f"  meshtune trial {study} --once --proxy    # run it once, as a smaller job")
+            else:
+                typer.echo(f"  meshtune trial {study} --once    # run it once, and compare its step time with today's")
         typer.echo(f"  meshtune run {study}      # tune, starting from your current configuration")
     else:
         typer.echo(f"  meshtune run {study}      # tune")

@@ -29,6 +29,7 @@ class Added:
         model: Model to use instead of the file's: name in the catalog, or path.
         runtime: Name of the runtime profile.
         answers: Values of keys of QUESTIONS, which replace the file's.
+        trial_hosts: Number of hosts that trials occupy at most, by smaller jobs; None lets them take all.
         ignored: Names of the script's flags, with dashes, that the study leaves out.
         command: Command line so far, up to `--` and from there on, to which a message adds what is missing.
     """
@@ -37,6 +38,7 @@ class Added:
     model: str | None = None
     runtime: str | None = None
     answers: Mapping[str, Value] = field(default_factory=dict)
+    trial_hosts: int | None = None
     ignored: frozenset[str] = frozenset()
     command: tuple[str, str] = ("meshtune init", "")
 

@@ -18,6 +18,7 @@ from costmodels.job.model_catalog import find_model, load_model, model_names
 from costmodels.job.model_spec import ModelSpec, plain_model
 from costmodels.job.parallel_config import DEGREES
 from costmodels.job.runtime import find_runtime, runtime_names
+from hardware.cluster import Cluster
 from hardware.cluster_file import cluster_from_mapping
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, did_you_mean
@@ -37,10 +38,14 @@ from tuner.imports.trial_words import on_hosts
 from tuner.imports.without_secrets import without_secrets
 from tuner.study_file.answers import Added, check_complete, is_ignored
 from tuner.study_file.cluster_keys import check_formats, cluster_keys, hosts_of, notes_on_domains, relative_path
-from tuner.study_file.text import model_text, study_text
+from tuner.study_file.exported_flags import tells_layers
+from tuner.study_file.text import model_text, proxy_line, study_text
 
 MOST_BYTES = 250_000
 """Largest file that is read [bytes]: scripts and configurations have a tenth, and reading one takes seconds."""
+
+MANY_HOSTS = 8
+"""Number of hosts from which on smaller jobs are proposed: a trial on all of them is worth sparing (assumed)."""
 
 _DESCRIBING = ("name", "source", "assumed")
 """Keys of a decoder that do not change its training."""
@@ -58,6 +63,7 @@ class NewStudy:
         present: Current configuration, with its job.
         devices: Number of devices of the cluster.
         steps: Steps of the log, if the file is one whose steps are those of the current configuration.
+        has_proxies: Whether trials are smaller jobs alone.
     """
 
     text: str
@@ -67,6 +73,7 @@ class NewStudy:
     present: Present
     devices: int
     steps: StepsRead | None = None
+    has_proxies: bool = False
 
     @property
     def measured(self) -> Measured | None:
@@ -208,6 +215,7 @@ def new_study(imported: Imported, added: Added, *, file: Path, out: Path, model_
             file=file,
             measured=steps.measured if steps else None,
             facts=facts_beyond(imported.facts, runtime, present.job, model),
+            proxy=_proxy(imported, added, cluster, model),
         ),
         model_file=own_file,
         model_text="" if reference else model_text(model, file),
@@ -215,7 +223,25 @@ def new_study(imported: Imported, added: Added, *, file: Path, out: Path, model_
         present=present,
         devices=cluster.num_devices,
         steps=steps,
+        has_proxies=added.trial_hosts is not None,
     )
+
+
+def _proxy(imported: Imported, added: Added, cluster: Cluster, model: ModelSpec) -> str:
+    """Return the line of `trial:` for smaller jobs: asked for, or proposed where the command can be told its layers.
+
+    Raises:
+        ConfigError: Trials shall have as many hosts as the cluster.
+    """
+    hosts, all_hosts, command = added.trial_hosts, cluster.num_hosts, imported.command
+    if hosts is not None:
+        if not 0 < hosts < all_hosts:
+            raise ConfigError(f"must be from 1 to {all_hosts - 1}, below the cluster's hosts", key="--trial-hosts", value=hosts)
+        return proxy_line(hosts, is_asked=True)
+    proposes = command is not None and len(cluster.groups) == 1 and all_hosts >= MANY_HOSTS
+    if command is None or not proposes or not tells_layers(command.flags or command.framework, model):
+        return ""
+    return proxy_line(2, is_asked=False)
 
 
 def _read_steps(imported: Imported, present: Present, devices: int) -> StepsRead | None:

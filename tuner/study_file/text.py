@@ -33,8 +33,9 @@ def study_text(
     file: Path,
     measured: Measured | None = None,
     facts: Mapping[str, Any] | None = None,
+    proxy: str = "",
 ) -> str:
-    """Return the text of the study file; `file` is the framework's, for the comments."""
+    """Return the text of the study file; `file` is the framework's, for the comments, and `proxy` a line of `trial:`."""
     uneven = re.findall(r"([a-z_]+)=", str(present.current.get("assignment", "")))
     lines = [
         *_head(imported, file, has_current=bool(present.current)),
@@ -52,7 +53,7 @@ def study_text(
         lines.append(f"current: {_flow(present.current)}  # in use today: never pruned, and the first trial")
     if measured is not None:
         lines += _measured(measured, counts=imported.command is not None and not imported.command.unknown)
-    lines += ["search: {max_trials: 40, seed: 0}", *_trial(imported, file)]
+    lines += ["search: {max_trials: 40, seed: 0}", *_trial(imported, file, proxy)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -95,19 +96,27 @@ def _measured(measured: Measured, *, counts: bool) -> list[str]:
     return [f"{head}; uncomment it once trials run your own command:", f"# {line}"]
 
 
-def _trial(imported: Imported, file: Path) -> list[str]:
+def proxy_line(hosts: int, *, is_asked: bool) -> str:
+    """Return the line of `trial:` for smaller jobs on so many hosts, which is a comment unless it is asked for."""
+    on = f"{hosts} hosts" if hosts > 1 else "one host"
+    if is_asked:
+        return f"  proxy: {{hosts: {hosts}, full_trials: 0}}  # trials are smaller jobs on {on}, and none takes all hosts"
+    return f"  # proxy: {{hosts: {hosts}}}  # lets most trials run smaller jobs on {on}, in place of the whole cluster"
+
+
+def _trial(imported: Imported, file: Path, proxy: str) -> list[str]:
     command = imported.command
     script = (command.script if command else "") or file.name
     if command is None:
         return [
             "# Trials are simulated. docs/own-command.md tells how a trial runs your own training command instead.",
-            "trial: {backend: simulated}",
+            *(["trial:", "  backend: simulated", proxy] if proxy else ["trial: {backend: simulated}"]),
         ]
     if not command.unknown:
         return [
             f"# Each trial runs the command of {_comment(script)} with its own flags until enough steps are timed.",
             *_list_left_out(command),
-            *_command(command),
+            *_command(command, proxy),
         ]
     return [
         "trial: {backend: simulated}",
@@ -115,7 +124,7 @@ def _trial(imported: Imported, file: Path) -> list[str]:
         "# this is settled:",
         *(f"#   {_comment(why)}" for why in command.unknown),
         *_list_left_out(command),
-        *(f"# {line}" for line in _command(command)),
+        *(f"# {line}" for line in _command(command, proxy)),
     ]
 
 
@@ -131,7 +140,7 @@ def _list_left_out(command: LaunchCommand) -> list[str]:
     return [f"# {what}: {_comment(names)}" for what, names in told.items() if names]
 
 
-def _command(command: LaunchCommand) -> list[str]:
+def _command(command: LaunchCommand, proxy: str) -> list[str]:
     environment = [f"  environment: {_flow(dict(command.environment))}"] if command.environment else []
     return [
         "trial:",
@@ -147,6 +156,7 @@ def _command(command: LaunchCommand) -> list[str]:
         f"  log: {command.framework}"
         if command.steps_per_line == 1
         else f"  log: {_flow({'format': command.framework, 'steps_per_line': command.steps_per_line})}",
+        *([proxy] if proxy else []),
     ]
 
 

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from benchmarks.calibration import proxy_regret
 from benchmarks.support.problems import groups_of, problem_of, read_runs
@@ -78,9 +79,10 @@ def test_only_the_last_trials_use_all_devices(write):
     """A run has at most the proxies that are allowed, then three different candidates at full size."""
     (pair,) = pairs_in(write("runs.csv", *runs_on(64), *runs_on(16)))
 
-    count, at_full_size = proxy_regret.run_with_proxies(pair, problem_of(pair.group, ()), 4, seed=0)
+    smaller, at_full_size = proxy_regret.run_with_proxies(pair, problem_of(pair.group, ()), 4, seed=0)
 
-    assert 1 <= count <= 4
+    assert 1 <= len(smaller) <= 4
+    assert {proxy.config.num_devices for proxy in smaller} == {16}
     assert len(set(at_full_size)) == len(at_full_size) == proxy_regret.AT_FULL_SIZE
 
 
@@ -97,6 +99,11 @@ def test_it_prints_one_object(write, capsys):
     (group,) = told["groups"]
     assert (group["devices"], group["sibling_devices"]) == (64, 16)
     assert 0 < group["num_with_proxy"] <= len(LAYOUTS)
-    assert set(group["mean_regret"]) == {"proxies", "all_at_full_size", "prior", "random"}
+    assert set(group["mean_regret"]) == {"extrapolated", "proxies", "all_at_full_size", "prior", "random"}
+    hours = group["mean_device_hours"]
+    assert 0 < hours["extrapolated"] < hours["proxies"]
+    # three trials on 64 devices take 60 s to start and seven steps each; the smaller jobs cost besides
+    assert hours["proxies"] - hours["extrapolated"] == pytest.approx(3 * 64 * (60 + 7 * 1.3) / 3600, rel=0.1)
+    assert group["share_of_device_hours"]["proxies"] == hours["proxies"] / hours["all_at_full_size"]
     assert all(regret >= 0 for regret in group["mean_regret"].values())
     assert told["overall"]["mean_regret"] == group["mean_regret"]

@@ -58,7 +58,8 @@ class ProxyPlan:
             fastest: Fastest candidate of each draw [M].
         """
         # full size begins once, and proxies do not come back after it
-        has_budget = observations.num_proxies < self.max_trials - self.options.full_trials
+        spent = observations.num_proxies + observations.num_stated
+        has_budget = spent < self.max_trials - self.options.full_trials
         if observations.num_at_full_size or not has_budget or not len(fastest):
             return False
         return bool(self.is_settled(observations, fastest).mean() <= self.confidence)

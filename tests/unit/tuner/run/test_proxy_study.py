@@ -4,7 +4,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 
 from costmodels.blocks.operator import OpKind
 from tests.support.studies.commits import kept_at_each_commit
@@ -17,6 +17,7 @@ from tuner.report.data import collect
 from tuner.report.page import render_report
 from tuner.run.loop import run_study
 from tuner.run.studies import prepared_of, stored_study
+from tuner.search.observations import OBSERVATION
 from tuner.search.prior import learn
 from tuner.search.proxy.proxy_trials import PROXY, Proxy
 from tuner.storage.history import read_past
@@ -33,6 +34,8 @@ space: {cp: [1, 2], up: [1], vpp: [1], mbs: [1, 2]}
 search: {draws: 30, max_trials: 9}
 trial: {backend: simulated, proxy: {hosts: 1, full_trials: 2}}
 """
+
+COMMAND = "[train, '{num_layers}', '{global_batch_size}', '{num_hosts}', '{tp}', '{pp}', '{mbs}']"
 
 
 @pytest.fixture
@@ -208,6 +211,66 @@ def test_without_a_full_trial_the_answer_is_extrapolated(study, capsys):
         app([command, *file], standalone_mode=False)
         assert "extrapolated from 4 trials on 8 devices" in capsys.readouterr().out
     assert "extrapolated from 4 trials on 8 devices" in render_report(collect(config))
+
+
+@pytest.mark.slow
+def test_a_stated_measurement_is_no_trial_at_full_size(study, capsys):
+    """Where the study file states the step time of today's configuration, smaller jobs run all the same; what they tell
+    of another one is the answer, until a trial at full size has completed.
+    """
+    world = study().trials.backend
+    today = ("current={pp: 1, tp: 8, dp: 4, mbs: 1}", "measured={step_time_s: 9.0, source: train.log}")
+    stated = (f"trial={{backend: command, command: {COMMAND}, proxy: {{hosts: 1, full_trials: 0}}}}", *today)
+    few = study(*stated, "search.max_trials=4", name="few")
+
+    result, _ = run(few, world)
+
+    assert [record.is_proxy for record in result.records] == [False, True, True, True]
+    assert result.best is None
+    assert result.extrapolated.trials == 3
+    assert best_known(prepared_of(few), StoredStudies(few.storage).find(few.name)).extrapolated == result.extrapolated
+    status = told(capsys, "status", str(few.file), "--storage", few.storage.url, "--json")
+    assert (status["extrapolated"], status["best_step_time_s"]) == (True, result.extrapolated.step_time_s)
+
+    full, _ = run(study(*stated, "search.max_trials=4", "trial.proxy.full_trials=1", name="full"), world)
+    assert [record.is_proxy for record in full.records] == [False, True, True, False]
+    assert full.extrapolated is None
+    assert full.best is not None
+
+
+@pytest.mark.slow
+def test_a_trial_at_full_size_does_not_go_on_where_none_may_run(study):
+    """A study that a driver left with a trial at full size, and that allows none any more, cancels it."""
+    first = study("search.max_trials=2", "search.draws=10", "trial.proxy.full_trials=1")
+    run(first)
+    stored = stored_study(first)
+    full = stored.trials[1]
+    left = create_trial(
+        state=TrialState.RUNNING, params=full.params, distributions=full.distributions, user_attrs=full.user_attrs
+    )
+    del left.user_attrs[OBSERVATION]
+    stored.add_trial(left)
+
+    result, executor = run(study("search.max_trials=3", "search.draws=10", "trial.proxy.full_trials=0"))
+
+    assert result.records[2].status is Status.CANCELLED
+    assert "smaller jobs only" in result.records[2].observation.reason
+    assert executor.seen == []
+
+
+def test_only_the_hosts_of_smaller_jobs_are_occupied(tmp_path):
+    """A run whose trials are all smaller jobs takes their hosts, and one with a trial at full size takes all."""
+    file = tmp_path / "study.yaml"
+    trial = f"{{backend: command, command: {COMMAND}, proxy: {{hosts: 2, full_trials: 0}}}}"
+    file.write_text(STUDY.replace("{backend: simulated, proxy: {hosts: 1, full_trials: 2}}", trial))
+
+    def hosts(*overrides):
+        prepared = prepared_of(load_study(file, overrides=overrides, storage="sqlite:///:memory:"))
+        return [needs.gpus for needs in prepared.backend_of_run.hosts]
+
+    assert hosts() == [8, 8]
+    assert hosts("trial.proxy.full_trials=1") == [8, 8, 8, 8]
+    assert hosts("trial.proxy=null") == [8, 8, 8, 8]
 
 
 def told(capsys, *arguments):

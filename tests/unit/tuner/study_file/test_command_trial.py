@@ -107,7 +107,7 @@ def test_secrets_are_not_stored(load):
         ("trial.steps=0", "trial.steps = 0: must be greater than or equal to 1"),
         ("trial.stepz=1", "trial.stepz = 1: unknown key; did you mean 'steps'?"),
         ("trial.launch=twice", "trial.launch = 'twice'"),
-        ("trial.proxy={hosts: 1}", "trial.proxy"),
+        ("trial.proxy={hosts: 2}", "trial.proxy.hosts = 2: must be fewer than the 2 hosts of the cluster"),
         (
             "trial.profile=traces",
             "trial.profile = 'traces': must be a different path for each trial; profile: traces/{trial}",
