@@ -11,7 +11,7 @@ A candidate without such a run has no proxy.
 At most --proxies trials are proxies, fewer if the study is confident that further ones would not help. Then three
 trials run at full size. The first of them is the answer of a study without any (`full_trials: 0`), which is
 extrapolated. The regret of these three is compared with as many trials in total, all at full size; with the prior's
-first three; and with three at random. Before the first trial, the sampler knows as much as a study without
+first three, of which the first is `predicted` without any trial; and with three at random. Before the first trial, the sampler knows as much as a study without
 history: a shipped profile of another runtime, see problems.py. `NAME_failed.csv` beside `NAME.csv` is read too; a
 failed configuration is a candidate and costs a trial.
 
@@ -214,6 +214,7 @@ def _figures(pair: Pair, num_proxies: int, seeds: int, startup_s: float) -> dict
         for name, (make, num_trials) in {
             # The alternative gets the same number of trials, although each of them costs more devices.
             "all_at_full_size": (thompson, count + len(at_full_size)),
+            "predicted": (prior, 1),
             "prior": (prior, AT_FULL_SIZE),
             "random": (uniform, AT_FULL_SIZE),
         }.items():

@@ -106,11 +106,13 @@ def proxy_line(hosts: int, *, is_asked: bool) -> str:
 
 def _trial(imported: Imported, file: Path, proxy: str) -> list[str]:
     command = imported.command
+    is_asked = bool(proxy) and "#" not in proxy[:4]
+    simulated = ["trial:", "  backend: simulated", proxy] if is_asked else ["trial: {backend: simulated}"]
     script = (command.script if command else "") or file.name
     if command is None:
         return [
             "# Trials are simulated. docs/own-command.md tells how a trial runs your own training command instead.",
-            *(["trial:", "  backend: simulated", proxy] if proxy else ["trial: {backend: simulated}"]),
+            *simulated,
         ]
     if not command.unknown:
         return [
@@ -118,9 +120,10 @@ def _trial(imported: Imported, file: Path, proxy: str) -> list[str]:
             *_list_left_out(command),
             *_command(command, proxy),
         ]
+    above = "lines" if is_asked else "line"
     return [
-        "trial: {backend: simulated}",
-        f"# To run the command of {_comment(script)} instead, put what is below in place of the line above, once",
+        *simulated,
+        f"# To run the command of {_comment(script)} instead, put what is below in place of the {above} above, once",
         "# this is settled:",
         *(f"#   {_comment(why)}" for why in command.unknown),
         *_list_left_out(command),

@@ -99,7 +99,9 @@ def test_it_prints_one_object(write, capsys):
     (group,) = told["groups"]
     assert (group["devices"], group["sibling_devices"]) == (64, 16)
     assert 0 < group["num_with_proxy"] <= len(LAYOUTS)
-    assert set(group["mean_regret"]) == {"extrapolated", "proxies", "all_at_full_size", "prior", "random"}
+    assert set(group["mean_regret"]) == {
+        *("extrapolated", "proxies", "all_at_full_size", "predicted", "prior", "random")
+    }
     hours = group["mean_device_hours"]
     assert 0 < hours["extrapolated"] < hours["proxies"]
     # three trials on 64 devices take 60 s to start and seven steps each; the smaller jobs cost besides
