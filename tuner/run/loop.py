@@ -161,9 +161,10 @@ def _warn_of_proxies(proxies: ProxyPlan | None) -> tuple[str, ...]:
         return (f"no trial could run: on {few} no smaller job of the likely candidates fits into memory",)
     if proxies is None or not proxies.num_too_wide:
         return ()
+    what = "are tried at full size only" if proxies.options.full_trials else "are judged by predictions alone"
     return (
-        f"{proxies.num_too_wide:,} of {len(proxies.grid):,} candidates are tried at full size only: their tp*cp*up is "
-        f"more than the devices of the {proxies.options.hosts} hosts that trial.proxy allows",
+        f"{proxies.num_too_wide:,} of {len(proxies.grid):,} candidates {what}: their tp*cp*up is more than the devices of "
+        f"the {proxies.options.hosts} hosts that trial.proxy allows",
     )
 
 

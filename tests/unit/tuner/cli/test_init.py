@@ -81,6 +81,36 @@ def test_what_to_do_next_is_told(meshtune, tmp_path):
         assert meshtune(*command[1:]).status == 0
 
 
+def test_trials_on_few_hosts_are_written(meshtune, tmp_path):
+    """`--trial-hosts 2` makes all trials smaller jobs on two of the hosts, which show their command; the next step says so.
+    From eight hosts on, a comment proposes them, and removing its sign gives a study that loads.
+    """
+    done = init(meshtune, tmp_path, ARRAYS, "--trial-hosts", "2")
+
+    study = load_study(tmp_path / "study.yaml")
+    assert (study.trials.proxy.hosts, study.trials.proxy.full_trials) == (2, 0)
+    assert "  meshtune trial study.yaml --once --proxy    # run it once, as a smaller job" in done.out.splitlines()
+    shown = meshtune("trial", tmp_path / "study.yaml", "--dry-run", "--proxy", "--json").json
+    words = shown["command"]
+    assert shown["proxy"]["hosts"] == 2
+    assert words[words.index("--num-layers") + 1] == str(shown["proxy"]["layers"])
+    assert words[words.index("--global-batch-size") + 1] == str(shown["proxy"]["global_batch_size"])
+
+    init(meshtune, tmp_path, ARRAYS, "--force")
+    assert "proxy" not in (tmp_path / "study.yaml").read_text(encoding="utf-8")
+    init(meshtune, tmp_path, ARRAYS, "--hosts", "8", "--force")
+    text = (tmp_path / "study.yaml").read_text(encoding="utf-8")
+    assert "  # proxy: {hosts: 2}  #" in text
+    proposed = write(tmp_path, "proposed.yaml", text.replace("# proxy:", "proxy:"))
+    assert load_study(proposed).trials.proxy.full_trials == 3
+
+
+@pytest.mark.parametrize("hosts", ["0", "4", "9"])
+def test_trials_have_fewer_hosts_than_the_cluster(meshtune, tmp_path, hosts):
+    """As many hosts as the cluster has, or none, are refused with the range."""
+    assert_users_mistake(init(meshtune, tmp_path, ARRAYS, "--trial-hosts", hosts), "--trial-hosts", "from 1 to 3")
+
+
 def test_a_command_that_is_not_whole_stands_as_a_comment(meshtune, tmp_path):
     """Where a value comes from elsewhere trials are simulated, and the command waits with the reason in comments;
     without their signs it is a `trial:` that loads.

@@ -96,6 +96,50 @@ def test_hosts_differ_by_names_only(commanded, meshtune):
     assert "each of 2 hosts" in told.json["starts"]
 
 
+SMALLER = "trial.proxy={hosts: 1, full_trials: 0}"
+COMMAND = f"trial.command=[{sys.executable}, train.py, '{{tp}}', '{{num_layers}}', '{{global_batch_size}}', '{{num_hosts}}']"
+
+
+def test_a_smaller_job_shows_its_own_command(commanded, meshtune):
+    """`--proxy` shows what the study runs in place of the configuration, with its sizes; without `trial.proxy` it is a
+    mistake.
+    """
+    today = ("cluster.hosts=8", "current={pp: 4, dp: 4, mbs: 2}", "runtime=torch-reference", COMMAND)
+    today = (*today, "trial.launch=per_host")
+    options = [word for change in (*today, SMALLER) for word in ("--set", change)]
+    full = meshtune("trial", commanded, "--dry-run", "--json", *options)
+    told = meshtune("trial", commanded, "--dry-run", "--proxy", "--json", *options)
+    shown = meshtune("trial", commanded, "--dry-run", "--proxy", *options).out.splitlines()
+
+    assert full.status == told.status == 0, told.err
+    assert (full.json["proxy"], full.json["command"][-3:]) == (None, ["8", "16", "8"])
+    assert told.json["proxy"]["config"]["pp"] == 2
+    # two stages keep their two layers each, and two micro-batches of two sequences run for each
+    assert told.json["command"][-3:] == ["4", "4", "1"]
+    assert shown[0].startswith("In place of pp=4,")
+    assert shown[0].endswith(": a smaller job on 1 host: 4 layers, pp=2, dp=1, global batch 4")
+    without = [word for change in today for word in ("--set", change)]
+    assert_users_mistake(meshtune("trial", commanded, "--dry-run", "--proxy", *without), "--proxy", "trial.proxy")
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_smaller_job_is_tried_and_kept(commanded, meshtune):
+    """`--once --proxy` runs the smaller job, predicts it, and leaves a trial that the study's proxies go on from."""
+    today = ("cluster.hosts=8", "current={pp: 4, dp: 4, mbs: 2}", "runtime=torch-reference", COMMAND, SMALLER)
+    today = (*today, "measured=null", "trial.launch=per_host")
+    options = [word for change in today for word in ("--set", change)]
+
+    told = meshtune("trial", commanded, "--once", "--proxy", "--json", *options)
+
+    assert told.status == 0, told.err
+    assert told.json["proxy"]["layers"] == 4
+    assert (told.json["kept_as"], told.json["ratio_to_log"]) == (0, None)
+    assert 0 < told.json["predicted_s"]
+    (row,) = meshtune("trials", commanded, "--json", *options).json["trials"]
+    assert (row["is_proxy"], row["status"]) == (True, "ok")
+    assert meshtune("best", commanded, "--json", *options).json["extrapolated"] is True
+
+
 def test_other_backends_say_what_their_trials_are(simulated, replay, meshtune):
     """A trial that starts no command says so in a sentence."""
     computed = meshtune("trial", simulated, "--dry-run")
