@@ -3,20 +3,20 @@
     python -m benchmarks.calibration.proxy_regret --measured A.csv [B.csv ...] [--seeds 10] [--share 64] [--json]
 
 A group contains the measured runs of one job on one cluster. Its sibling is the same job on at most a quarter of the
-devices, or one part in --share, the largest such group. A trial of a proxy job is answered by the sibling's run with the candidate's tp, cp,
-up, ep, mbs, ZeRO stage and further dimensions and the nearest pp; dp follows. Layers and batch are those of the full
-job, as they were measured: only the number of devices is smaller. As in a study, a proxy must probably fit into memory.
-A candidate without such a run has no proxy.
+devices, or one part in --share, the largest such group. A trial of a proxy job is answered by the sibling's run with
+the candidate's tp, cp, up, ep, mbs, ZeRO stage and further dimensions and the nearest pp; dp follows. Layers and batch
+are those of the full job, as they were measured: only the number of devices is smaller. As in a study, a proxy must
+probably fit into memory. A candidate without such a run has no proxy.
 
 At most --proxies trials are proxies, fewer if the study is confident that further ones would not help. Then three
 trials run at full size. The first of them is the answer of a study without any (`full_trials: 0`), which is
 extrapolated. The regret of these three is compared with as many trials in total, all at full size; with the prior's
-first three, of which the first is `predicted` without any trial; and with three at random. Before the first trial, the sampler knows as much as a study without
-history: a shipped profile of another runtime, see problems.py. `NAME_failed.csv` beside `NAME.csv` is read too; a
-failed configuration is a candidate and costs a trial.
+first three, of which the first is `predicted` without any trial; and with three at random. Before the first trial, the
+sampler knows as much as a study without history: a shipped profile of another runtime, see problems.py.
+`NAME_failed.csv` beside `NAME.csv` is read too; a failed configuration is a candidate and costs a trial.
 
 Regret is the slowdown of the best tried candidate, and that of the slowest candidate as long as none has run. A trial
-costs its devices for --startup-s (assumed: 60 s) and STEPS steps, or for the start alone if it fails. Siblings have the
+costs its devices for --startup-s (assumed: 60 s) and seven steps, or for the start alone if it fails. Siblings have the
 full batch, while the proxies of a study have a smaller one and cost less. Figures are means over seeds, then over
 groups. Progress goes to stderr.
 """
@@ -36,6 +36,7 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
+from benchmarks.support.device_hours import device_hours
 from benchmarks.support.problems import Group, Problem, groups_of, problem_of, read_runs
 from benchmarks.support.searchers import prior, run_trials, thompson, uniform
 from benchmarks.support.timing import answer, count_at_least, reasons, searching, tell
@@ -47,7 +48,6 @@ from costmodels.job.parallel_config import FURTHER_DIMENSIONS, ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from costmodels.job.setting import Setting
 from hardware.io.errors import ConfigError
-from hardware.time_units import HOUR_S
 from trials.backend import Observation
 from trials.trial_keys import ProxyOptions
 from tuner.search.observations import OBSERVATION, STATUS
@@ -61,9 +61,6 @@ AT_FULL_SIZE = 3
 
 SHARE = 4
 """Minimum ratio of a group's devices to those of its sibling."""
-
-STEPS = 7
-"""Number of steps of a trial: two to warm up and five that are measured, as by default of trials with a command."""
 
 KEPT = ("tp", "cp", "up", "vpp", "ep", "mbs", *FURTHER_DIMENSIONS)
 """Dimensions that a proxy has in common with its candidate."""
@@ -125,7 +122,8 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         )
     rows = []
     with mapper(given.workers) as each:
-        for row in each(partial(_figures, num_proxies=given.proxies, seeds=given.seeds, startup_s=given.startup_s), pairs):
+        figures = partial(_figures, num_proxies=given.proxies, seeds=given.seeds, startup_s=given.startup_s)
+        for row in each(figures, pairs):
             rows.append(row)
             tell(f"{len(rows)} of {len(pairs)} groups: {row['model']} on {row['devices']} devices")
     names = rows[0]["mean_regret"]
@@ -198,7 +196,7 @@ def _figures(pair: Pair, num_proxies: int, seeds: int, startup_s: float) -> dict
     problem = problem_of(group, ())
     pair = that_fit(pair, problem)
     times = group.step_time_s
-    cost = partial(_device_hours, startup_s=startup_s)
+    cost = partial(device_hours, startup_s=startup_s)
     regrets: dict[str, list[float]] = defaultdict(list)
     hours: dict[str, list[float]] = defaultdict(list)
     used = []
@@ -237,11 +235,6 @@ def _figures(pair: Pair, num_proxies: int, seeds: int, startup_s: float) -> dict
             name: mean_hours[name] / mean_hours["all_at_full_size"] for name in ("extrapolated", "proxies")
         },
     }
-
-
-def _device_hours(outcome: Observation, devices: int, *, startup_s: float) -> float:
-    """Return the device-hours of a trial, of which a failed one has the start alone."""
-    return devices * (startup_s + STEPS * (outcome.step_time_s or 0.0)) / HOUR_S
 
 
 def _regret_of_best_with_proxy(pair: Pair) -> float | None:
@@ -312,7 +305,8 @@ def _print(result: Mapping[str, Any]) -> None:
         )
     print(f"All {len(result['groups'])} groups: mean {_format_regrets(result['overall']['mean_regret'])}")
     print(f"  median {_format_regrets(result['overall']['median_regret'])}")
-    print(f"  of the device-hours of all at full size: {_format_regrets(result['overall']['mean_share_of_device_hours'])}")
+    shares = _format_regrets(result["overall"]["mean_share_of_device_hours"])
+    print(f"  of the device-hours of all at full size: {shares}")
 
 
 def _format_regrets(regrets: Mapping[str, float]) -> str:

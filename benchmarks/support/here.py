@@ -20,7 +20,7 @@ class _Here:
 
     def __init__(self, backend: AbstractBackend) -> None:
         self._backend = backend
-        self._waiting: list[tuple[int, ParallelConfig]] = []
+        self._waiting: list[tuple[int, ParallelConfig, Reduction | None]] = []
 
     @property
     def num_free_slots(self) -> int:
@@ -30,7 +30,7 @@ class _Here:
     @property
     def pending(self) -> tuple[int, ...]:
         """Numbers of the trials that wait."""
-        return tuple(number for number, _ in self._waiting)
+        return tuple(number for number, _, _ in self._waiting)
 
     @property
     def reported(self) -> dict[int, tuple[float, ...]]:
@@ -39,8 +39,7 @@ class _Here:
 
     def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None, /) -> None:
         """Let a trial wait."""
-        assert reduction is None, "no proxies here"
-        self._waiting.append((trial_number, config))
+        self._waiting.append((trial_number, config, reduction))
 
     def stop(self, trial_number: int, reason: str, /) -> None:
         """Do nothing: no trial is under way between two polls."""
@@ -48,7 +47,12 @@ class _Here:
     def poll(self, timeout_s: float, /) -> list[tuple[int, Observation]]:  # noqa: ARG002 # the contract's
         """Measure the trial that waits."""
         waiting, self._waiting = self._waiting, []
-        return [(number, self._backend.measure(config, trial_number=number)) for number, config in waiting]
+        return [
+            (number, self._of(reduction).measure(config, trial_number=number)) for number, config, reduction in waiting
+        ]
+
+    def _of(self, reduction: Reduction | None) -> AbstractBackend:
+        return self._backend if reduction is None else self._backend.reduced(reduction)
 
 
 def run_here(config: StudyRequest) -> RunResult:

@@ -28,7 +28,8 @@ _COUNTS = {
 }
 _CLOCK = "clock of the step times: `wall`, `virtual` or `cpu`"
 _PROXY = (
-    "smaller job that runs in its place: `hosts`, `devices`, `layers`, `global_batch_size` and `config`; null at full size"
+    "smaller job that runs in its place: `hosts`, `devices`, `layers`, `global_batch_size` and `config`; null at full "
+    "size"
 )
 _TRAINING = (
     "what the study's `limits.tokens` take with the best: `seconds`, `device_hours`, `cost`, and the limits that this "

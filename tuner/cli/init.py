@@ -456,10 +456,7 @@ def _print_result(made: NewStudy, written: list[Path], differences: list[Differe
             f"  meshtune predict {study} --config {in_words(made.present.current)}    # your current configuration"
         )
         if made.measures:
-            if made.has_proxies:
-                typer.echo(f"  meshtune trial {study} --once --proxy    # run it once, as a smaller job")
-            else:
-                typer.echo(f"  meshtune trial {study} --once    # run it once, and compare its step time with today's")
+            typer.echo(f"  meshtune trial {study} {made.first_trial}")
         typer.echo(f"  meshtune run {study}      # tune, starting from your current configuration")
     else:
         typer.echo(f"  meshtune run {study}      # tune")

@@ -163,8 +163,8 @@ def _warn_of_proxies(proxies: ProxyPlan | None) -> tuple[str, ...]:
         return ()
     what = "are tried at full size only" if proxies.options.full_trials else "are judged by predictions alone"
     return (
-        f"{proxies.num_too_wide:,} of {len(proxies.grid):,} candidates {what}: their tp*cp*up is more than the devices of "
-        f"the {proxies.options.hosts} hosts that trial.proxy allows",
+        f"{proxies.num_too_wide:,} of {len(proxies.grid):,} candidates {what}: their tp*cp*up is more than the devices "
+        f"of the {proxies.options.hosts} hosts that trial.proxy allows",
     )
 
 

@@ -119,9 +119,7 @@ def run_single(
         return observation
 
 
-def starting(
-    prepared: Prepared, config: ParallelConfig, proxy: Proxy | None
-) -> tuple[AbstractBackend, ParallelConfig]:
+def starting(prepared: Prepared, config: ParallelConfig, proxy: Proxy | None) -> tuple[AbstractBackend, ParallelConfig]:
     """Return the backend that runs a trial, with the configuration that it measures: the proxy's, if there is one."""
     if proxy is None:
         return prepared.backend, config

@@ -76,6 +76,13 @@ class NewStudy:
     has_proxies: bool = False
 
     @property
+    def first_trial(self) -> str:
+        """Options of `meshtune trial` for a first trial, and what it does."""
+        if self.has_proxies:
+            return "--once --proxy    # run it once, as a smaller job"
+        return "--once    # run it once, and compare its step time with today's"
+
+    @property
     def measured(self) -> Measured | None:
         """Measurement of the current configuration; None if the file is no log with steps that count."""
         return self.steps.measured if self.steps else None
@@ -236,7 +243,8 @@ def _proxy(imported: Imported, added: Added, cluster: Cluster, model: ModelSpec)
     hosts, all_hosts, command = added.trial_hosts, cluster.num_hosts, imported.command
     if hosts is not None:
         if not 0 < hosts < all_hosts:
-            raise ConfigError(f"must be from 1 to {all_hosts - 1}, below the cluster's hosts", key="--trial-hosts", value=hosts)
+            rule = f"must be from 1 to {all_hosts - 1}, below the hosts of the cluster"
+            raise ConfigError(rule, key="--trial-hosts", value=hosts)
         return proxy_line(hosts, is_asked=True)
     proposes = command is not None and len(cluster.groups) == 1 and all_hosts >= MANY_HOSTS
     if command is None or not proposes or not tells_layers(command.flags or command.framework, model):

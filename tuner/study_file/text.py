@@ -35,7 +35,7 @@ def study_text(
     facts: Mapping[str, Any] | None = None,
     proxy: str = "",
 ) -> str:
-    """Return the text of the study file; `file` is the framework's, for the comments, and `proxy` a line of `trial:`."""
+    """Return the text of the study file; `file` is the framework's, for comments, and `proxy` a line of `trial:`."""
     uneven = re.findall(r"([a-z_]+)=", str(present.current.get("assignment", "")))
     lines = [
         *_head(imported, file, has_current=bool(present.current)),
@@ -100,7 +100,7 @@ def proxy_line(hosts: int, *, is_asked: bool) -> str:
     """Return the line of `trial:` for smaller jobs on so many hosts, which is a comment unless it is asked for."""
     on = f"{hosts} hosts" if hosts > 1 else "one host"
     if is_asked:
-        return f"  proxy: {{hosts: {hosts}, full_trials: 0}}  # trials are smaller jobs on {on}, and none takes all hosts"
+        return f"  proxy: {{hosts: {hosts}, full_trials: 0}}  # trials are smaller jobs on {on}; none takes all hosts"
     return f"  # proxy: {{hosts: {hosts}}}  # lets most trials run smaller jobs on {on}, in place of the whole cluster"
 
 

@@ -24,7 +24,8 @@ space: {{tp: [1], cp: [1], up: [1], vpp: [1], mbs: [1, 2], pp: [1, 2, 4]}}
 search: {{max_trials: 3, seed: 1, parallel_trials: 1, baseline: false, prune: false, draws: 30, rehearse: "off"}}
 trial:
   backend: command
-  command: [{sys.executable}, -m, torch.distributed.run, "--nnodes={{num_hosts}}", "--nproc-per-node={{devices_per_host}}",
+  command: [{sys.executable}, -m, torch.distributed.run,
+            "--nnodes={{num_hosts}}", "--nproc-per-node={{devices_per_host}}",
             "--node-rank={{host_rank}}", "--master-addr={{master_address}}", "--master-port={{master_port}}",
             {PROGRAM}, --layers, "{{num_layers}}", --pp, "{{pp}}", --mbs, "{{mbs}}", --batch, "{{global_batch_size}}",
             --steps, "{{total_steps}}"]
@@ -64,7 +65,16 @@ def study(tmp_path):
 
 def meshtune(command, file, *arguments, environment=None):
     """What a command prints as JSON."""
-    words = [sys.executable, "-m", "tuner", command, str(file), "--json", "--storage", f"sqlite:///{file.parent}/study.db"]
+    words = [
+        sys.executable,
+        "-m",
+        "tuner",
+        command,
+        str(file),
+        "--json",
+        "--storage",
+        f"sqlite:///{file.parent}/study.db",
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | dict(environment or {})
     done = subprocess.run(
         [*words, *arguments], cwd=file.parent, env=environment, capture_output=True, text=True, check=False, timeout=500
@@ -134,7 +144,9 @@ def test_the_last_trial_takes_all_hosts_of_a_ray_cluster(study):
 
 @pytest.mark.slow
 def test_jobs_of_slurm_ask_for_the_hosts_of_the_smaller_job(study):
-    """A study for eight nodes runs in a Slurm cluster that has two: each job asks for two, whose ranks find each other."""
+    """A study for eight nodes runs in a Slurm cluster that has two: each job asks for two, whose ranks find each
+    other.
+    """
     changed = STUDY.replace("hosts: 8, devices_per_host: 2", "hosts: 8, devices_per_host: 1").replace(
         "hosts: 1, full_trials: 0", "hosts: 2, full_trials: 0"
     )

@@ -82,8 +82,8 @@ def test_what_to_do_next_is_told(meshtune, tmp_path):
 
 
 def test_trials_on_few_hosts_are_written(meshtune, tmp_path):
-    """`--trial-hosts 2` makes all trials smaller jobs on two of the hosts, which show their command; the next step says so.
-    From eight hosts on, a comment proposes them, and removing its sign gives a study that loads.
+    """`--trial-hosts 2` makes all trials smaller jobs on two of the hosts, which show their command; the next step says
+    so. From eight hosts on, a comment proposes them, and removing its sign gives a study that loads.
     """
     done = init(meshtune, tmp_path, ARRAYS, "--trial-hosts", "2")
 

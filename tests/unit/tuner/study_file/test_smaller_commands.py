@@ -36,6 +36,7 @@ TODAY = {
     "deepseek-v3": ParallelConfig(pp=16, tp=1, dp=16, ep=16, mbs=1),
 }
 PLACES = ["train", "--layers={num_layers}", "--batch={global_batch_size}", "--hosts={num_hosts}", "--pp={pp}"]
+KNOBS = "space.knobs=[{name: a, values: [1, 2], flag: --a}]"
 
 
 def load(model="llama3-8b", command=PLACES, flags="null", *overrides):
@@ -68,8 +69,8 @@ def started(request, proxy):
 @given(data=st.data())
 @settings(max_examples=15)
 def test_a_commands_own_words_say_the_smaller_job(model, data):
-    """Whatever candidate a proxy stands for, its command read back says the proxy's layers, batch and degrees, Megatron-LM's
-    own parser takes it on so many devices, and nothing but what the smaller job changes differs from the user's words.
+    """Whatever candidate a proxy stands for, its command read back says the proxy's layers, batch and degrees,
+    Megatron-LM's own parser takes it on so many devices, and it has no checkpoint of the full model.
     """
     request, command, grid = own_words(model)
     proxy = proxy_of(
@@ -169,14 +170,14 @@ def test_placeholders_tell_the_sizes():
         (["train", "{num_layers}", "{num_micro_batches}"], "null", "trial.launch=once", "takes the number of hosts"),
         (["run", "{flags}"], "torchtitan", "", "takes the number of layers"),
         (["run", "{flags}", "--num-layers=32"], "megatron", "", "trial.command.2 = '--num-layers=32': would replace"),
-        (["run", "--nnodes=32", "{flags}"], "megatron", "", "trial.command.1 = '--nnodes=32': is a fixed number of hosts"),
+        (["run", "--nnodes=32", "{flags}"], "megatron", "", "trial.command.1 = '--nnodes=32': is a fixed number"),
         (["run", "--nnodes", "32", "{flags}"], "megatron", "", "trial.command.1 = '--nnodes': is a fixed number"),
         (PLACES, "null", "trial.proxy.hosts=32", "must be fewer than the 32 hosts of the cluster"),
-        ([*PLACES, "{knobs}"], "null", "space.knobs=[{name: a, values: [1, 2], flag: --a}]", "cannot be searched by smaller jobs"),
+        ([*PLACES, "{knobs}"], "null", KNOBS, "cannot be searched by smaller jobs"),
     ],
 )
 def test_a_command_without_the_sizes_is_refused(command, flags, override, message):
-    """A command that would train the full job in place of a smaller one is refused, with what would tell it the size."""
+    """A command that would train the full job in place of a smaller one is refused, with what tells it the size."""
     with pytest.raises(ConfigError) as caught:
         load("llama3-8b", command, flags, *filter(None, [override]))
 
