@@ -331,6 +331,11 @@ class AbstractBackend(ABC):
         return False
 
     @property
+    def goes_on(self) -> bool:
+        """Whether a trial begins with what the one before has left, so that only one may run at a time."""
+        return False
+
+    @property
     def waits_in_queue(self) -> bool:
         """Whether a trial waits for its devices in a queue, and says when it has them; its time begins then."""
         return False
@@ -399,6 +404,10 @@ class AbstractBackend(ABC):
     def starts(self, config: ParallelConfig, *, trial_number: int) -> Started:  # noqa: ARG002 # most start no command
         """Return what a trial of a configuration would start, without starting it."""
         return Started(in_words=self.trial_in_words)
+
+    def after_trials(self) -> str:
+        """Return a sentence on what the trials have left to go on with; empty if it is nothing."""
+        return ""
 
     def keeping_logs(self, folder: Path) -> Self:  # noqa: ARG002 # most backends keep no logs
         """Return this backend with whole logs of trials kept in a folder, unless they are kept already."""
