@@ -405,6 +405,10 @@ class AbstractBackend(ABC):
         """Return what a trial of a configuration would start, without starting it."""
         return Started(in_words=self.trial_in_words)
 
+    def loading_nothing(self) -> Self:
+        """Return this backend with trials that load no checkpoint, as a rehearsal runs them."""
+        return self
+
     def after_trials(self) -> str:
         """Return a sentence on what the trials have left to go on with; empty if it is nothing."""
         return ""

@@ -261,6 +261,12 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         assert self.training is not None, "asked only inside of a training"
         return self.training.values(progress, saves, self._total_steps)
 
+    def loading_nothing(self) -> Self:
+        """Return this backend with trials that begin a training of their own."""
+        if self.training is None:
+            return self
+        return replace(self, training=TrainingFolder(study="", folder=self.training.folder / "rehearsed"))
+
     def after_trials(self) -> str:
         """Return where the training is in which the trials ran; empty if they ran in none."""
         return "" if self.training is None else self.training.progress().in_words
