@@ -409,9 +409,16 @@ class AbstractBackend(ABC):
         """Return this backend with trials that load no checkpoint, as a rehearsal runs them."""
         return self
 
-    def after_trials(self) -> str:
-        """Return a sentence on what the trials have left to go on with; empty if it is nothing."""
-        return ""
+    def in_training(self) -> Mapping[str, Any] | None:
+        """Return the state of the training in which the trials run, as JSON; None if what they train is thrown away.
+
+        It holds the `step` and the `checkpoint` that the training has come to, the `trials` whose steps count, and all
+        that `in_words`.
+
+        Raises:
+            ConfigError: The state cannot be read.
+        """
+        return None
 
     def keeping_logs(self, folder: Path) -> Self:  # noqa: ARG002 # most backends keep no logs
         """Return this backend with whole logs of trials kept in a folder, unless they are kept already."""

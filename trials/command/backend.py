@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from costmodels.job.parallel_config import DEGREES, ParallelConfig
 from costmodels.job.training_job import TrainingJob
@@ -267,9 +267,9 @@ class CommandBackend(UserCommand, AbstractRankBackend):
             return self
         return replace(self, training=TrainingFolder(study="", folder=self.training.folder / "rehearsed"))
 
-    def after_trials(self) -> str:
-        """Return where the training is in which the trials ran; empty if they ran in none."""
-        return "" if self.training is None else self.training.progress().in_words
+    def in_training(self) -> Mapping[str, Any] | None:
+        """Return the state of the training in which the trials run; None if what they train is thrown away."""
+        return None if self.training is None else self.training.progress().as_json()
 
     def plan(self, config: ParallelConfig, trial_number: int, training: Mapping[str, str] | None = None) -> HostPlan:
         """Return the work of each host in a trial.

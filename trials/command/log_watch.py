@@ -29,6 +29,9 @@ GRACE_S = 5.0
 _LAUNCHERS_SIGNAL = re.compile(r"exitcode\s*:\s*-([0-9]{1,3})\b|Signal ([0-9]{1,3}) \(SIG\w+\) received")
 """Message of torchrun that a signal has killed one of its processes; torchrun itself ends with status 1."""
 
+_ROOT_CAUSE = "Root Cause (first observed failure)"
+"""Heading of torchrun over the process that failed first; it ends all others by signals, and lists them before it."""
+
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 """Messages of torch's store, gRPC and the C library on a port that is in use, which is no fault of the candidate."""
@@ -174,7 +177,7 @@ class _Seen:
             return self.ended.status, self.ended.trouble, ""
         host, code = next(iter(failed.items()))
         where = f" on host {host}" if len(self.codes) > 1 else ""
-        told = _LAUNCHERS_SIGNAL.search(log)
+        told = _LAUNCHERS_SIGNAL.search(log.rpartition(_ROOT_CAUSE)[2])
         number = -code if code < 0 else int(told[1] or told[2]) if told else 0
         if number:
             name = _signal_name(number)

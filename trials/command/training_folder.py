@@ -21,6 +21,7 @@ import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from hardware.io.errors import ConfigError
 
@@ -90,6 +91,15 @@ class Progress:
         steps = sum(each.last_step - each.first_step for each in self.trials)
         made = f"{steps:,} of them in {count} trial{'' if count == 1 else 's'}" if count else "none of them in trials"
         return f"The training has done {self.step:,} steps, {made}; it goes on from {self.checkpoint}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the state as JSON types."""
+        return {
+            "step": self.step,
+            "checkpoint": str(self.checkpoint),
+            "trials": [asdict(each) for each in self.trials],
+            "in_words": self.in_words,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
