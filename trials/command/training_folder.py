@@ -15,8 +15,8 @@ Two conventions say which step a folder's checkpoint holds: `latest_checkpointed
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
 import shutil
 from dataclasses import asdict, dataclass
@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from hardware.io.errors import ConfigError
+from hardware.io.input_file import read_input
+from hardware.io.output_file import write_output
 
 CHECKPOINT = "checkpoint"
 """Placeholder of the folder that a trial loads."""
@@ -41,6 +43,9 @@ KEPT = 2
 """Number of checkpoints that are kept: the latest, and the one that it began with."""
 
 PROGRESS = "progress.json"
+
+MOST_BYTES = 64 << 20
+"""Largest file of a state that is read."""
 
 _OWN = re.compile(r"trial-\d{4,}(?:-\d+)?")
 _STEP = re.compile(r"(?:step|iter)[-_](\d+)")
@@ -128,10 +133,10 @@ class TrainingFolder:
         if not file.exists():
             return Progress(step=self.start_step, checkpoint=self.start or self.folder / "new")
         try:
-            entry = json.loads(file.read_text(encoding="utf-8"))
+            entry = json.loads(read_input(file, most_bytes=MOST_BYTES))
             study, trials = str(entry["study"]), tuple(Passed(**each) for each in entry["trials"])
             latest = trials[-1]
-        except (OSError, ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError, LookupError) as error:
             raise ConfigError(f"cannot be read: {error}", key="trial.training.folder", value=str(file)) from error
         if study != self.study:
             raise ConfigError(
@@ -220,21 +225,12 @@ class TrainingFolder:
     def _write(self, progress: Progress) -> None:
         """Replace the file of the state in one step, so that a program that dies leaves the old one."""
         entry = {"study": self.study, "trials": [asdict(each) for each in progress.trials]}
-        beside = self.folder / f".{PROGRESS}"
-        with beside.open("w", encoding="utf-8") as file:
-            json.dump(entry, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.folder / PROGRESS)
+        write_output(self.folder / PROGRESS, json.dumps(entry, indent=1) + "\n", option="trial.training.folder")
 
 
 def step_in(folder: Path) -> int | None:
     """Return the step of the latest checkpoint in a folder; None if no convention of the known ones says it."""
-    try:
-        tracker = (folder / _TRACKER).read_text(encoding="utf-8").strip()
-    except OSError:
-        tracker = ""
-    if tracker.isdigit():
-        return int(tracker)
+    with contextlib.suppress(ConfigError, ValueError):  # there is none, or it says `release`
+        return int(read_input(folder / _TRACKER, most_bytes=MOST_BYTES))
     steps = [int(match[1]) for place in folder.iterdir() if place.is_dir() and (match := _STEP.fullmatch(place.name))]
     return max(steps, default=None)
