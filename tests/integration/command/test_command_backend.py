@@ -2,6 +2,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import threading
 import time
 
@@ -123,6 +124,28 @@ def test_a_failure_is_told_from_others(measured, mode, status, reason):
     assert reason in found.reason
     assert found.killed_by == ("SIGKILL" if mode == "killed" else "")
     assert "building GPT model" in found.log_tail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "status", "killed_by"),
+    [
+        ("raise ValueError('no such layout')", Status.CRASHED, ""),
+        ("os.kill(os.getpid(), 9)", Status.INCIDENT, "SIGKILL"),
+    ],
+)
+def test_the_process_that_failed_first_says_why(measured, tmp_path, end, status, killed_by):
+    """Torchrun ends all other processes by a signal, which is no reason; that of the first failure is."""
+    pytest.importorskip("torch", reason="torchrun is torch's")
+    program = tmp_path / "fails.py"
+    text = f"import os, time\nif os.environ['RANK'] == '1':\n    {end}\ntime.sleep(60)\n"
+    program.write_text(text, encoding="utf-8")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port={master_port}")
+
+    found = measured(backend_of(arguments=(*torchrun, str(program))))
+
+    assert (found.status, found.killed_by) == (status, killed_by)
+    assert "Root Cause" in found.log_tail
 
 
 def test_silence_is_a_hang(measured, tmp_path):
