@@ -226,7 +226,8 @@ class CommandBackend(UserCommand, AbstractRankBackend):
             steps = (("first_step", float(progress.step)), ("last_step", float(after.step)))
             return replace(observation, conditions=(*observation.conditions, *steps))
         if observation.status is Status.OK:
-            return replace(observation, reason="its steps do not count: the command did not end with status 0")
+            why = "the command did not end with status 0; does it end after step {last_step}?"
+            return replace(observation, reason=f"its steps do not count: {why}")
         return observation
 
     @property

@@ -26,6 +26,9 @@ from trials.ranks.messages import Exit, Told
 GRACE_S = 5.0
 """Time that the other hosts get to end after one has ended [s]: their logs may say more."""
 
+PATIENCE = 2
+"""Number of times the asked steps after which a command that was to end by itself is ended; assumed."""
+
 _LAUNCHERS_SIGNAL = re.compile(r"exitcode\s*:\s*-([0-9]{1,3})\b|Signal ([0-9]{1,3}) \(SIG\w+\) received")
 """Message of torchrun that a signal has killed one of its processes; torchrun itself ends with status 1."""
 
@@ -101,8 +104,13 @@ class _Seen:
         return len(self.step_times_s) >= self.wanted.steps
 
     @property
+    def is_endless(self) -> bool:
+        """Whether a command that was to end by itself trains on long after its steps."""
+        return self.num_read > PATIENCE * (self.wanted.warmup_steps + self.wanted.steps)
+
+    @property
     def is_enough(self) -> bool:
-        return self.is_measured and not self.wanted.to_the_end
+        return self.is_measured and (self.is_endless or not self.wanted.to_the_end)
 
     @property
     def is_ending(self) -> bool:
@@ -127,14 +135,14 @@ class _Seen:
     def _read(self, reading: Reading) -> None:
         if reading.memory_bytes is not None:
             self.peak_bytes = max(self.peak_bytes or 0, reading.memory_bytes)
-        if reading.step_time_s is None or self.is_measured:
+        if reading.step_time_s is None or self.is_enough:
             return
         if reading.iteration is not None:
             if reading.iteration == self.last_iteration:  # two ranks or two hosts may print the same one
                 return
             self.last_iteration = reading.iteration
         self.num_read += 1
-        if self.num_read > self.wanted.warmup_steps:
+        if self.num_read > self.wanted.warmup_steps and not self.is_measured:
             self.step_times_s.append(reading.step_time_s)
             self.on_step(reading.step_time_s)
 

@@ -218,7 +218,7 @@ class TrainingFolder:
     def clean(self, progress: Progress) -> None:
         """Remove the folders of trials that are not among the latest; nothing but folders named `trial-N` goes."""
         kept = {each.checkpoint for each in progress.trials[-KEPT:]}
-        for place in self.folder.iterdir():
+        for place in self.folder.iterdir() if self.folder.is_dir() else ():
             if place.is_dir() and not place.is_symlink() and _OWN.fullmatch(place.name) and place.name not in kept:
                 shutil.rmtree(place, ignore_errors=True)
 

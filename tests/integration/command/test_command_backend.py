@@ -15,6 +15,7 @@ from tests.support.programs.backend_contract import BackendContract
 from tests.support.programs.small_commands import backend_of
 from trials.backend import Status
 from trials.command.backend import COMMAND_RANKS
+from trials.command.training_folder import TrainingFolder
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 
@@ -94,6 +95,18 @@ def test_a_command_that_goes_on_is_ended(measured, tmp_path):
     found = measured(backend_of("forever", f"--pids={pids}"))
 
     assert found.status is Status.OK
+    assert all_gone(pids)
+
+
+def test_a_command_inside_of_a_training_must_end_by_itself(measured, tmp_path):
+    """One that would train forever is measured and ended, and the reason says why its steps do not count."""
+    pids, folder = tmp_path / "pids", TrainingFolder(study="mine", folder=tmp_path / "checkpoints")
+    found = measured(backend_of("forever", f"--pids={pids}", training=folder))
+
+    assert found.status is Status.OK
+    assert len(found.step_times_s) == 3
+    assert "do not count: the command did not end with status 0; does it end after step {last_step}?" in found.reason
+    assert (folder.progress().step, folder.progress().trials) == (0, ())
     assert all_gone(pids)
 
 
