@@ -36,6 +36,7 @@ TODAY = {
     "deepseek-v3": ParallelConfig(pp=16, tp=1, dp=16, ep=16, mbs=1),
 }
 PLACES = ["train", "--layers={num_layers}", "--batch={global_batch_size}", "--hosts={num_hosts}", "--pp={pp}"]
+INSIDE = "trial.training={folder: checkpoints}"
 KNOBS = "space.knobs=[{name: a, values: [1, 2], flag: --a}]"
 
 
@@ -172,6 +173,7 @@ def test_placeholders_tell_the_sizes():
         (["run", "{flags}", "--num-layers=32"], "megatron", "", "trial.command.2 = '--num-layers=32': would replace"),
         (["run", "--nnodes=32", "{flags}"], "megatron", "", "trial.command.1 = '--nnodes=32': is a fixed number"),
         (["run", "--nnodes", "32", "{flags}"], "megatron", "", "trial.command.1 = '--nnodes': is a fixed number"),
+        ([*PLACES, "{checkpoint}", "{new_checkpoint}"], "null", INSIDE, "cannot run inside of a training"),
         (PLACES, "null", "trial.proxy.hosts=32", "must be fewer than the 32 hosts of the cluster"),
         ([*PLACES, "{knobs}"], "null", KNOBS, "cannot be searched by smaller jobs"),
     ],
