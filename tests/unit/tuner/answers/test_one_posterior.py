@@ -128,7 +128,7 @@ def test_what_trials_taught_reaches_other_sizes_and_sequences(meshtune, study):
     config = text_of(size["config"])
     four = ("--set", "cluster.hosts=4", "--set", "current=null")
     alone = meshtune("predict", study, *four, "--config", config, "--json").json
-    assert alone["step_time_s"] == pytest.approx(size["step_time_s"], rel=0.02)
+    assert alone["step_time_s"] == pytest.approx(size["step_time_s"], rel=0.05)
     assert (size["source"], longer["source"], alone["source"]) == ("learned", "learned", "learned")
     assert size["step_time_s"] > 1.5 * alone["predicted"]["step_time_s"]
     assert longer["step_time_s"] > 1.5 * longer["predicted"]["step_time_s"]
