@@ -171,7 +171,7 @@ def judge_of(prepared: Prepared, basis: Basis) -> Judge:
     """
 
     def judge(setting: Setting, grid: ConfigGrid, memory: MemoryEstimate) -> Judged | None:
-        found = basis.taught and basis.taught.judge(setting, grid, memory)
+        found = basis.taught.judge(setting, grid, memory) if basis.taught else None
         if found is None or setting.cluster != prepared.problem.cluster:
             return found
         refused = _refused(prepared, grid, found.is_measured)

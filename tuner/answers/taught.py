@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from optuna import Study
+from optuna.trial import FrozenTrial
 
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig, Value, concatenate
@@ -93,25 +94,35 @@ class Taught:
         prepared: Study that is asked about.
         measured: Setting in which the trials ran: the study's own, or one with other sequences or another number of
             hosts; None for a step of the user's own, which has no such setting.
-        grid: Candidates whose trials are known: all of the study or, of another setting, those that were tried [n].
+        tried: Configurations of the trials.
+        trials: Trials as the storage holds them.
         records: Trials in the order of their numbers.
-        observations: Observations of the candidates.
         is_own: Whether the trials ran in the study's own setting.
         on_progress: Function that is told what takes seconds.
     """
 
     prepared: Prepared
     measured: MeasuredSetting | None
-    grid: ConfigGrid
+    tried: ConfigGrid
+    trials: Sequence[FrozenTrial]
     records: Sequence[TrialRecord]
-    observations: Observations
     is_own: bool
     on_progress: OnProgress
 
-    @property
+    @cached_property
     def num_trials(self) -> int:
         """Number of candidates and proxies whose trials have told something."""
-        return self.observations.num_ended
+        return observations_on(self.tried, self.trials).num_ended
+
+    @cached_property
+    def grid(self) -> ConfigGrid:
+        """Candidates whose trials are known: all of the study or, in another setting, those that were tried [n]."""
+        return self.prepared.space.grid if self.is_own else self.tried
+
+    @cached_property
+    def observations(self) -> Observations:
+        """Observations of these candidates."""
+        return observations_on(self.grid, self.trials)
 
     @cached_property
     def ranked(self) -> Ranked:
@@ -122,9 +133,7 @@ class Taught:
             judged = self._judge(self._own, everywhere, everywhere, space.memory, is_own=True)
         else:
             carried = self.elsewhere(self.prepared.problem.setting, space.grid, space.memory)
-            assert carried is not None, (
-                "`taught_by` returns nothing where the trials say nothing of the study's setting"
-            )
+            assert carried is not None, "`taught_by` checks that the trials reach the study's setting"
             judged = carried
         ranked = Ranked(
             order=np.lexsort((judged.step_time_s, ~judged.fits)),
@@ -181,8 +190,10 @@ class Taught:
 
     def _is_own(self, setting: Setting) -> bool:
         """Return whether a setting is that of the trials."""
-        own = self.measured and self.measured.setting
-        return own is not None and (setting.cluster, setting.job) == (own.cluster, own.job)
+        if self.measured is None:
+            return False
+        own = self.measured.setting
+        return (setting.cluster, setting.job) == (own.cluster, own.job)
 
     def elsewhere(self, setting: Setting, grid: ConfigGrid, memory: MemoryEstimate) -> Judged | None:
         """Return configurations in another setting [m] by the posterior; None where the trials say nothing of it."""
@@ -404,23 +415,18 @@ def taught_by(prepared: Prepared, study: Study, *, on_progress: OnProgress = lam
             return f"its trials ran with {key} {quote_value(old)}, not {quote_value(new)}"
         measured = replace(measured, setting=setting)
     records = records_of(trials, study.user_attrs)
-    if is_own:
-        grid = prepared.candidates.space.grid
-    else:
-        tried = dict.fromkeys(problem.config_of(record.params) for record in records if not record.is_proxy)
-        grid = ConfigGrid.from_configs(list(tried), problem.options.opened)
-    observations = observations_on(grid, trials)
-    if not observations.num_ended:
-        return "none of its trials has told anything yet" if records else "it has no trials yet"
+    tried = dict.fromkeys(problem.config_of(record.params) for record in records)
     taught = Taught(
         prepared=prepared,
         measured=measured,
-        grid=grid,
+        tried=ConfigGrid.from_configs(list(tried), problem.options.opened),
+        trials=trials,
         records=records,
-        observations=observations,
         is_own=is_own,
         on_progress=on_progress,
     )
+    if not tried or not taught.num_trials:
+        return "none of its trials has told anything yet" if records else "it has no trials yet"
     assert is_own or taught.reaches(problem.setting), "settings that differ by more have been told apart"
     return taught
 

@@ -15,7 +15,6 @@ from tuner.cli.options import (
     FOUND_NOTHING,
     AsJson,
     At,
-    Config,
     ConfigOrCurrent,
     Network,
     Overrides,
@@ -206,7 +205,7 @@ def _print_memory_parts(payload: dict[str, Any]) -> None:
 
 def simulate(
     study: StudyFile,
-    chosen: Config,
+    chosen: ConfigOrCurrent = CURRENT,
     schedule: Annotated[str, Option(metavar="NAME", help="Pipeline schedule: 1f1b, gpipe, zero-bubble.")] = "1f1b",
     trace: Annotated[
         Path | None, Option(metavar="FILE", help="Perfetto trace to write; compressed if the name ends in .gz.")
@@ -437,7 +436,7 @@ def _rank_sizes(request: StudyRequest, text: str, as_json: bool) -> None:
 
     hosts = parse_sizes(request, text)
     prepared, basis = taught_study(request)
-    sizes = list(best_by_size(request.problem, hosts, file=request.file, judge=judge_of(prepared, basis)))
+    sizes = list(best_by_size(prepared.problem, hosts, file=request.file, judge=judge_of(prepared, basis)))
     dimensions = request.problem.dimensions
     if any(size.config is not None and size.config.plan != HAND for size in sizes):
         dimensions += ("plan",)

@@ -197,7 +197,7 @@ def compare_costs(
     Raises:
         ConfigError: A size has too many configurations to predict, or the storage cannot be read.
     """
-    problem = prepared.request.problem
+    problem = prepared.problem
     steps = math.ceil(tokens / problem.setting.job.tokens_per_step)
     offers: list[Offer] = []
     count = len(hosts) * max(len(clusters), 1)

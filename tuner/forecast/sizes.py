@@ -206,7 +206,7 @@ def best_by_size(
     """
     for each in clusters or (problem.cluster,):
         for hosts in sizes:
-            cluster = each.with_hosts(hosts)
+            cluster = each if hosts == each.num_hosts else each.with_hosts(hosts)
             try:
                 found = _find_best(_problem_on(problem, cluster), cluster, judge)
             except ConfigError as error:
