@@ -84,15 +84,17 @@ def best_known(prepared: Prepared, study: Study | None, basis: Basis | None = No
             extrapolated=extrapolated,
         )
     candidates, ranked = prepared.candidates, rank_candidates(prepared, basis)
-    if not ranked.fits.any():
+    failed = basis.taught.failed if basis.taught else frozenset()
+    fastest = next((at for at in ranked.order.tolist() if at not in failed), None)
+    if fastest is None:
         return None
-    fastest = int(ranked.order[0])
+    known = "learned from the trials, not measured" if basis.taught else PREDICTED
     reference, chosen = reference or reference_among(prepared), candidates.space.grid.config(fastest)
     return Best(
         config=chosen,
         step_time_s=float(ranked.step_time_s[fastest]),
         source=LEARNED if basis.taught else PREDICTED,
-        source_in_words="learned from the trials, not measured" if basis.taught else PREDICTED,
+        source_in_words=known if ranked.fits[fastest] else f"{known}, and not expected to run",
         compared=compared_by_prediction(
             prepared.problem,
             reference,
