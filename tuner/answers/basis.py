@@ -43,6 +43,10 @@ class Basis:
         trials += f", {differing}" if differing else ""
         return f"By {trials}: what was measured, and of the rest the mean of the posterior."
 
+    def in_words_but(self, untaught: str) -> str:
+        """Return that sentence with a clause on what the trials say nothing of; the clause may be empty."""
+        return f"{self.in_words.removesuffix('.')}; {untaught}." if untaught else self.in_words
+
     def as_json(self) -> dict[str, Any]:
         """Return the basis by the keys that all commands share."""
         return {"taught_by_trials": 0 if self.taught is None else self.taught.num_trials, "looked_in": self.place}

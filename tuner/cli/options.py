@@ -179,8 +179,7 @@ def tell_basis(basis: Basis, untaught: str = "", *, err: bool = False) -> None:
         untaught: Clause on what the trials say nothing of; empty if there is no such thing.
         err: Whether stdout holds what a program reads.
     """
-    told = basis.in_words if not untaught else f"{basis.in_words.removesuffix('.')}; {untaught}."
-    say(printable(told), err=err or basis.taught is None)
+    say(printable(basis.in_words_but(untaught)), err=err or basis.taught is None)
 
 
 def launchable_config(request: StudyRequest, text: str, missing: str = "") -> tuple[ParallelConfig, tuple[str, ...]]:
