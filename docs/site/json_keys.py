@@ -43,7 +43,14 @@ _IDLE_HOSTS = (
     "numbers of the `hosts` that it leaves idle, their `device_share`, and the `gain` over the best layout that uses "
     "all hosts; null if it uses all"
 )
-_SOURCE = "origin of the step time: `measured`, `synthetic` (simulated) or `predicted`"
+_SOURCE = (
+    "origin of the step time: `measured`, `synthetic` (simulated), `learned` (from trials of other configurations) or "
+    "`predicted`"
+)
+_BASIS = {
+    "taught_by_trials": "number of candidates whose trials the answer rests on; 0 for the cost model's predictions",
+    "looked_in": "storage in which trials were looked for",
+}
 _PREDICTION = {
     "step_time_s": "time of one optimizer step [s]",
     "breakdown_s": "parts of the step time: compute, exposed communication by dimension, host and others [s]",
@@ -184,6 +191,11 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "predict": {
         "": {
             **_PREDICTION,
+            "source": _SOURCE,
+            "outcome": "what trials of this configuration did, such as `measured in trial 3`; null without one",
+            "predicted": "where trials taught: what the cost model alone predicts of the keys that they answer (step "
+            "time, memory, their errors and ranges, `fits`, `mfu`); else null",
+            **_BASIS,
             "step_time_log_error": "half-width of the 68% interval of the logarithm of the step time",
             "step_time_range_s": "range that contains the step time with a probability of 95% [s]",
             "step_time_from_constants": "contributions of the most uncertain constants to this error",
@@ -207,6 +219,9 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "schedule": "pipeline schedule",
             "operator_events": "number of operators and collectives in the step",
             "stages": "device and idle share of the step, for each stage of each distinct replica",
+            "taught": "what trials taught of this configuration: `step_time_s`, its 95% range `step_time_range_s`, "
+            "`source`, `outcome`, `peak_memory_bytes` and `fits`, as `predict` has them; null without trials",
+            **_BASIS,
         },
         "with `--trace`, also": {"trace": "trace file that was written"},
     },
@@ -219,12 +234,14 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
                 "`cost_per_token` or `energy_per_token`, if the study minimizes it"
             ),
             "current": "the current configuration with the same figures and its `rank`; null without one",
-            "taught_by_trials": "number of candidates whose trials correct the step times; 0 for predictions",
+            **_BASIS,
             "idle_hosts": f"of the first configuration: {_IDLE_HOSTS}",
         },
         "with `--hosts` instead": {
-            "sizes": "for each number of hosts the best configuration with its figures, or why there is none",
+            "sizes": "for each number of hosts the best configuration with its figures and their `source`, or why "
+            "there is none",
             "smallest_that_fits": "smallest number of hosts with a configuration that fits; null without one",
+            **_BASIS,
         },
         "with `--tokens` instead": {
             "tokens": "number of tokens of the training",
@@ -239,7 +256,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "fastest": "position of the fastest offer within the limits; null without one",
             "cheapest": "position of the cheapest one, or of the one of least energy",
             "nearest_miss": "position of the offer that exceeds the limits least, if none keeps them; else null",
-            "correction": "ratio of measured to predicted step time that offers of the study's own cluster contain",
+            **_BASIS,
         },
         "with `--out`, also": {"written": "page that was written"},
     },
@@ -389,7 +406,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "best_trial": "number of the first trial of the best configuration; null without one",
             "trials": (
                 "trials with their number `trial`, `config`, `status`, `is_proxy`, `step_time_s`, `speedup`, "
-                "`predicted_s`, `peak_memory_bytes`, `elapsed_s` [s] and `reason`"
+                "`predicted_s`, `peak_memory_bytes`, `elapsed_s` [s], its parts `queued_s` (in the queue, not among "
+                "`elapsed_s`), `start_s`, `warmup_s` (compiling among it) and `steps_s`, and `reason`"
             ),
         }
     },
@@ -442,9 +460,10 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "idle_hosts": _IDLE_HOSTS,
             "training": _TRAINING,
             "source": _SOURCE,
-            "clock": f"{_CLOCK}; null if predicted",
+            "clock": f"{_CLOCK}; null unless its own trials timed it",
             "extrapolated": "whether the best is inferred from proxy jobs only",
             **_GAINS,
+            **_BASIS,
         },
         "of a step of your own, also": {
             "shardings": "`mesh`, and tensors with `path`, `type` and `spec`: in torch `parameters` and `inputs`; "
@@ -458,14 +477,14 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "trainings": "training today (`current` or `baseline`) and with the best configuration: `devices`, "
             "`config`, `source` of the step time, `step_time_s`, `seconds` with its 95% range, `device_hours` and, "
             "with prices, `cost`; `breaks` names the study's limits that it breaks",
-            "sizes": "training on each number of hosts of `--hosts`",
+            "sizes": "training on each number of hosts of `--hosts`, with the same keys",
             "sizes_without": "numbers of hosts on which nothing fits, with the reason",
-            "correction": "ratio of measured to predicted step time by which step times of `sizes` are multiplied",
             "saved_device_hours": "device-hours that the best configuration saves by the gain; null without two of one "
             "source, and over a configuration that does not run",
             "saved_device_hours_interval": "two ends between which they are with a probability of 90%, if known",
             **_GAINS,
             "tuning_device_hours": "device-hours of the trials so far; null where they take no devices",
+            **_BASIS,
         }
     },
     "report": {"": {"written": "report that was written"}},
@@ -474,6 +493,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "target": "name of the target",
             "text": "exported text; null if no configuration works",
             "notes": "settings that the framework cannot express, and figures that are not measured",
+            **_BASIS,
         },
         "with `--out`, also": {"written": "file that was written"},
     },

@@ -30,8 +30,8 @@ from trials.command.log_watch import Wanted, watch_log
 from trials.command.own_words import exchange_words
 from trials.command.placeholders import KNOBS, escape_braces, hosts_of, names_in, values_of, variables_in
 from trials.command.slurm.job_program import JobPlan
-from trials.command.slurm.jobs import SlurmJobs, job_plan
-from trials.command.slurm.queue import cancel_named, check_programs
+from trials.command.slurm.jobs import SlurmJobs, job_options, job_plan
+from trials.command.slurm.queue import cancel_named, check_accepted, check_programs
 from trials.command.trace_program import add_traces
 from trials.command.training_folder import NoProgressError, Progress, TrainingFolder
 from trials.command.what_starts import shown_plan, what_starts
@@ -142,13 +142,13 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         return RankSetup(modules=modules if self.profile is None else (*modules, "trials.command.trace_program"))
 
     def check(self) -> None:
-        """Check that the logs outlive a Ray job, and that variables, directory and program are there.
+        """Check that the logs outlive a Ray job, that variables, directory and program are there, and sbatch's options.
 
         Directory and program are looked for if this machine runs them.
 
         Raises:
-            ConfigError: The logs would be lost, or a variable, the directory, the program or Slurm's programs are
-                missing.
+            ConfigError: The logs would be lost, a variable, the directory, the program or Slurm's programs are missing,
+                or sbatch refuses the options of trials.
         """
         if self.logs is not None:
             nearest = "--set trial.logs= with an absolute path that every host can write to"
@@ -165,6 +165,8 @@ class CommandBackend(UserCommand, AbstractRankBackend):
             raise ConfigError("is not a directory", key="trial.directory", value=str(self.directory))
         if self.slurm is not None:
             check_programs()
+            options = job_options(self.slurm, self.directory, num_hosts=self.cluster.num_hosts)
+            check_accepted((*self.slurm.sbatch, *options))
             return  # the hosts of the job may have other programs than this machine
         program = self.arguments[0]
         if "{" in program:

@@ -90,7 +90,10 @@ class _Seen:
         self.on_step = on_step
         self.on_start = on_start
         self.launched_s = time.monotonic()
+        self.begun_s = self.launched_s
         self.queued_s: float | None = None
+        self.start_s: float | None = None
+        self.warmup_s: float | None = None
         self.num_read = 0
         self.step_times_s: list[float] = []
         self.peak_bytes: int | None = None
@@ -127,7 +130,8 @@ class _Seen:
         elif isinstance(event.value, Reading):
             self._read(event.value)
         elif isinstance(event.value, Started):
-            self.queued_s = time.monotonic() - self.launched_s
+            self.begun_s = time.monotonic()
+            self.queued_s = self.begun_s - self.launched_s
             self.on_start()
         else:
             assert isinstance(event.value, Printed | Waiting), event
@@ -141,15 +145,29 @@ class _Seen:
             if reading.iteration == self.last_iteration:  # two ranks or two hosts may print the same one
                 return
             self.last_iteration = reading.iteration
+        self._time_parts(reading.step_time_s)
         self.num_read += 1
         if self.num_read > self.wanted.warmup_steps and not self.is_measured:
             self.step_times_s.append(reading.step_time_s)
             self.on_step(reading.step_time_s)
 
+    def _time_parts(self, step_time_s: float) -> None:
+        """Tell the program's start from its first steps, as a step's reading comes at its end."""
+        since_s = time.monotonic() - self.begun_s
+        if self.start_s is None:
+            self.start_s = max(since_s - step_time_s, 0.0)
+        if self.num_read == self.wanted.warmup_steps:
+            self.warmup_s = max(since_s - step_time_s - self.start_s, 0.0)
+
     def observation(self, printed: Callable[[], str]) -> Observation:
         log = printed()
         status, reason, killed_by = self._outcome(log)
-        conditions = {"readings": self.num_read, "queued_s": self.queued_s}
+        conditions = {
+            "readings": self.num_read,
+            "queued_s": self.queued_s,
+            "start_s": self.start_s,
+            "warmup_s": self.warmup_s,
+        }
         return Observation(
             status=status,
             step_times_s=tuple(self.step_times_s),

@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from optuna import Study
 
 from costmodels.job.parallel_config import ParallelConfig
-from trials.backend import Status
-from tuner.answers.gain import Compared, compared_by_prediction, compared_in
+from tuner.answers.basis import Basis, basis_in
+from tuner.answers.gain import Compared, compared_by_prediction, compared_in, draw_none
+from tuner.answers.predictions import rank_candidates
 from tuner.answers.reference import reference_among, reference_of
 from tuner.forecast.prepared import Prepared
-from tuner.forecast.ranked import predicted_ranking
+from tuner.forecast.sizes import LEARNED, PREDICTED
 from tuner.search.population import P_STAR
 from tuner.search.proxy.extrapolation import Extrapolated
 from tuner.storage.record import answer_of, read_records
-
-IMPOSSIBLE = (Status.OUT_OF_MEMORY, Status.CRASHED)
-"""Statuses of a trial whose configuration is not handed to anybody."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +25,7 @@ class Best:
     Attributes:
         config: Configuration of the answer.
         step_time_s: Step time of the configuration [s].
-        source: Source of the step time: "measured", "synthetic" or "predicted".
+        source: Source of the step time: "measured", "synthetic", "learned" (from trials of others) or "predicted".
         compared: Comparison with the current configuration or the baseline; None where there is neither.
         p_star: Confidence that no untried configuration is faster; None before any trial.
         extrapolated: Extrapolation that it rests on, where no trial has run at full size.
@@ -43,20 +41,28 @@ class Best:
     source_in_words: str = "predicted"
 
     @property
+    def is_measured(self) -> bool:
+        """Whether its own trials timed it, in a real or in a simulated world."""
+        return self.source not in (LEARNED, PREDICTED)
+
+    @property
     def known_in_words(self) -> str:
         """Source of the step time, in words."""
         return self.extrapolated.in_words if self.extrapolated else self.source_in_words
 
 
-def best_known(prepared: Prepared, study: Study | None) -> Best | None:
+def best_known(prepared: Prepared, study: Study | None, basis: Basis | None = None) -> Best | None:
     """Return the best known answer of a study; None if no configuration fits, or all that fit have failed.
 
     Args:
         prepared: Study.
         study: Its stored counterpart; None for a study that was never run.
+        basis: What its answers rest on, where the caller knows it.
     """
-    records = read_records(study) if study is not None else []
-    attributes = study.user_attrs if study is not None else {}
+    basis = basis or basis_in(prepared, study)
+    is_own = basis.taught is not None and basis.taught.is_own
+    records = read_records(study) if study is not None and is_own else []
+    attributes = study.user_attrs if study is not None and is_own else {}
     best, extrapolated = answer_of(records, attributes)
     reference = reference_of(prepared.problem, study) if study is not None else None
     if best is not None and best.step_time_s is not None:
@@ -72,26 +78,28 @@ def best_known(prepared: Prepared, study: Study | None) -> Best | None:
         return Best(
             config=prepared.problem.config_of(extrapolated.config),
             step_time_s=extrapolated.step_time_s,
-            source="predicted",
+            source=PREDICTED,
             compared=compared_in(prepared.problem, reference, records, None, attributes),
             extrapolated=extrapolated,
         )
-    candidates = prepared.candidates
-    failed = [
-        prepared.problem.config_of(record.params)
-        for record in records
-        if record.status in IMPOSSIBLE and not record.is_proxy
-    ]
-    predicted = predicted_ranking(prepared)
-    positions = predicted.order.tolist()
-    fastest = next((at for at in positions if candidates.space.grid.config(at) not in failed), None)
+    candidates, ranked = prepared.candidates, rank_candidates(prepared, basis)
+    failed = basis.taught.failed if basis.taught else frozenset()
+    fastest = next((at for at in ranked.order.tolist() if at not in failed), None)
     if fastest is None:
         return None
-    step_time_s = float(predicted.step_time_s[fastest])
+    known = "learned from the trials, not measured" if basis.taught else PREDICTED
     reference, chosen = reference or reference_among(prepared), candidates.space.grid.config(fastest)
     return Best(
         config=chosen,
-        step_time_s=step_time_s,
-        source="predicted",
-        compared=compared_by_prediction(prepared.problem, reference, records, candidates, fastest),
+        step_time_s=float(ranked.step_time_s[fastest]),
+        source=LEARNED if basis.taught else PREDICTED,
+        source_in_words=known if ranked.fits[fastest] else f"{known}, and not expected to run",
+        compared=compared_by_prediction(
+            prepared.problem,
+            reference,
+            records,
+            candidates,
+            fastest,
+            draw=basis.taught.draw_steps if basis.taught else draw_none,
+        ),
     )

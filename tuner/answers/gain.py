@@ -6,13 +6,15 @@ A reference that cannot run is compared with nothing: a training on it would nev
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
+from costmodels.job.parallel_config import ParallelConfig
+from hardware.arrays import FloatArray
 from trials.backend import Status
 from tuner.answers.reference import Reference
 from tuner.forecast.candidates import Candidates, predict_candidate
@@ -25,6 +27,14 @@ GIB = 2.0**30
 
 LUCK_WORTH_TELLING = 0.03
 """Smallest log ratio of the measured gain to the gain that is reported."""
+
+
+DrawSteps = Callable[[Sequence[ParallelConfig], int], FloatArray | None]
+"""Function that draws the log step times of configurations jointly [M, m]; None where no trial taught them."""
+
+
+def draw_none(_chosen: Sequence[ParallelConfig], _num_draws: int) -> None:
+    """Return None, for studies without trials."""
 
 
 class Known(StrEnum):
@@ -168,11 +178,17 @@ def compared_in(
 
 
 def compared_by_prediction(
-    problem: Problem, reference: Reference | None, records: Sequence[TrialRecord], candidates: Candidates, best: int
+    problem: Problem,
+    reference: Reference | None,
+    records: Sequence[TrialRecord],
+    candidates: Candidates,
+    best: int,
+    *,
+    draw: DrawSteps = draw_none,
 ) -> Compared | None:
-    """Return the comparison of the candidate at a position, which is predicted to be fastest; None without a reference.
+    """Return the comparison of the candidate at a position, which is expected to be fastest; None without a reference.
 
-    The gain is that of the posterior before any trial.
+    The gain is that of the posterior after the trials where `draw` knows one, and else before any trial.
     """
     if reference is None:
         return None
@@ -186,9 +202,11 @@ def compared_by_prediction(
             predict_candidate(problem, each)["step_time_s"] for each in (reference.config, grid.config(best))
         ]
         return Compared(reference=reference, known=known, gain=step_times_s[0] / step_times_s[1])
-    none = observations_of([], lambda _: None)
-    at, rng = np.array([own, best], dtype=np.int64), np.random.default_rng(0)
-    drawn = problem.subject.prior(grid, None).draw_steps_at(none, at, GAIN_DRAWS, rng)
+    drawn = draw((reference.config, grid.config(best)), GAIN_DRAWS)
+    if drawn is None:
+        none = observations_of([], lambda _: None)
+        at, rng = np.array([own, best], dtype=np.int64), np.random.default_rng(0)
+        drawn = problem.subject.prior(grid, None).draw_steps_at(none, at, GAIN_DRAWS, rng)
     low, gain, high = gain_quantiles(drawn[:, 0] - drawn[:, 1])
     return Compared(reference=reference, known=known, gain=gain, interval=(low, high))
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from costmodels.job.parallel_config import Value
 from tuner.answers.comparison import Comparison
+from tuner.answers.trial_parts import parts_of
 from tuner.storage.record import TrialRecord
 
 
@@ -27,6 +28,10 @@ class TrialRow:
         predicted_s: Step time that the cost model predicted [s].
         peak_memory_bytes: Measured peak memory of the fullest device; None if unknown.
         elapsed_s: Wall clock of the trial, lost attempts included [s]; None if unknown.
+        queued_s: Time in the queue, before that [s]; None without one.
+        start_s: Part of it before the program's first step [s]; None if unknown.
+        warmup_s: Part of it to compile and in the steps before the measured ones [s]; None if unknown.
+        steps_s: Part of it from the first measured step on [s]; None if unknown.
         reason: Sentence on the outcome; empty if there is nothing to say.
     """
 
@@ -39,6 +44,10 @@ class TrialRow:
     predicted_s: float | None
     peak_memory_bytes: int | None
     elapsed_s: float | None
+    queued_s: float | None
+    start_s: float | None
+    warmup_s: float | None
+    steps_s: float | None
     reason: str
 
 
@@ -82,5 +91,6 @@ def _row(record: TrialRecord, compared: Comparison | None) -> TrialRow:
         predicted_s=record.predicted_s,
         peak_memory_bytes=observation.peak_memory_bytes if observation else None,
         elapsed_s=None if observation is None or elapsed_s is None else elapsed_s + observation.lost_s,
+        **asdict(parts_of(observation)),
         reason=observation.reason if observation else "",
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hardware.io.errors import ConfigError
-from tuner.cli.options import FOUND_NOTHING, check_out, load, number
+from tuner.cli.options import FOUND_NOTHING, check_out, load, number, taught_study, tell_basis
 from tuner.terminal.console import hosts_in_words, in_words, print_json, print_table, say
 
 if TYPE_CHECKING:  # these load numpy
@@ -112,18 +112,29 @@ def rank_costs(
         )
     found_clusters = () if clusters is None else parse_clusters(clusters)
     sizes = parse_sizes(request, hosts or str(request.problem.cluster.num_hosts), found_clusters)
+    prepared, basis = taught_study(request)
     with SizesLine() as line:
         found = compare_costs(
-            request, count, sizes, found_clusters, prices=request.economics.prices, limits=limits, on_size=line.show
+            prepared,
+            basis,
+            count,
+            sizes,
+            found_clusters,
+            prices=request.economics.prices,
+            limits=limits,
+            on_size=line.show,
         )
     if out is not None:
         from tuner.report.costs_page import write_costs_page
 
         write_costs_page(request, found, out)
     if as_json:
-        print_json(_as_json(request.problem, found) | ({"written": str(out)} if out is not None else {}))
+        print_json(
+            _as_json(request.problem, found) | basis.as_json() | ({"written": str(out)} if out is not None else {})
+        )
     else:
         _print(request.problem, found)
+        tell_basis(basis, found.untaught_in_words)
         if out is not None:
             typer.echo(f"wrote {out}", err=True)
     if not found.within:
@@ -147,7 +158,6 @@ def _as_json(problem: Problem, found: CostComparison) -> dict[str, Any]:
         "fastest": place(found.fastest),
         "cheapest": place(found.cheapest),
         "nearest_miss": place(found.nearest_miss),
-        "correction": found.correction,
     }
 
 

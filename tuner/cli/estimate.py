@@ -9,9 +9,9 @@ import typer
 from typer import Option
 
 from tuner.cli.costs import load_with_prices, tokens_of
-from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, with_plans
+from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, tell_basis, with_plans
 from tuner.storage.stored_studies import StoredStudies
-from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, say
+from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, say, warn
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.economics.training import Training, TrainingEstimate
@@ -37,8 +37,9 @@ def estimate(
 ) -> None:
     """Print the days, device-hours and cost of a whole training, today and with the best configuration.
 
-    Step times are measured where the study has tried a configuration, and predicted otherwise.
+    Step times are measured where the study has tried a configuration, and else what its trials taught.
     """
+    from tuner.answers.basis import basis_of
     from tuner.economics.training import estimate_training
     from tuner.forecast.sizes import parse_sizes
 
@@ -46,11 +47,14 @@ def estimate(
     count = tokens_of(config.economics, tokens)
     stored = StoredStudies(config.storage)
     sizes = () if hosts is None else parse_sizes(config, hosts)
-    found = estimate_training(with_plans(config, stored), stored.find(config.name), count, sizes)
+    prepared = with_plans(config, stored)
+    basis = basis_of(config, stored, prepared, on_progress=lambda note: warn([note]))
+    found = estimate_training(prepared, stored.find(config.name), basis, count, sizes)
     if as_json:
-        print_json(_as_json(config.problem, found))
+        print_json(_as_json(config.problem, found) | basis.as_json())
     elif found is not None:
         _print(found, config)
+        tell_basis(basis)
     if found is None:
         if not as_json:
             typer.echo(NOTHING_WORKS, err=True)
@@ -67,7 +71,6 @@ def _as_json(problem: Problem, found: TrainingEstimate | None) -> dict[str, obje
         "trainings": [training.as_json(problem.dimensions) for training in found.trainings],
         "sizes": [training.as_json(problem.dimensions) for training in found.sizes],
         "sizes_without": [{"hosts": hosts, "reason": reason} for hosts, reason in found.reasons],
-        "correction": found.correction,
         "saved_device_hours": found.saved_device_hours,
         "saved_device_hours_interval": found.saved_device_hours_interval and list(found.saved_device_hours_interval),
         **gains(found.compared),
@@ -103,8 +106,7 @@ def _print(found: TrainingEstimate, request: StudyRequest) -> None:
     if found.takes_devices and found.tuning_device_hours:
         typer.echo(f"Tuning has taken {hours(found.tuning_device_hours * HOUR_S)} device-hours.")
     if found.sizes or found.reasons:
-        corrected = f" times {found.correction:.3g}, as the best was measured" if found.correction != 1.0 else ""
-        typer.echo(f"\nBest prediction on other numbers of hosts{corrected}:")
+        typer.echo("\nBest on other numbers of hosts:")
         if found.sizes:
             print_table(
                 ["hosts", *_columns(request.economics)], [_row(size, request.economics) for size in found.sizes]

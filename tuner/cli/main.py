@@ -56,6 +56,7 @@ from tuner.cli.options import (
     check_out,
     launchable_config,
     load,
+    tell_basis,
     whole_number,
     with_plans,
     write_file,
@@ -411,9 +412,10 @@ app.command(short_help="Show a study in the browser, while it runs or afterwards
 
 @app.command(short_help="Print the best known configuration.")
 def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Print the best known configuration: measured if the study has run, else predicted."""
+    """Print the best known configuration: measured or learned if the study has run, else predicted."""
     request = load(study, overrides, storage)
 
+    from tuner.answers.basis import basis_of
     from tuner.answers.best import best_known
     from tuner.answers.gain import gains
     from tuner.economics.training import limited_training
@@ -421,10 +423,11 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
 
     stored = StoredStudies(request.storage)
     prepared = with_plans(request, stored)
-    found = best_known(prepared, stored.find(request.name))
+    basis = basis_of(request, stored, prepared)
+    found = best_known(prepared, stored.find(request.name), basis)
     if found is None:
         unknown = dict.fromkeys(("config", "step_time_s", "source", "clock", "idle_hosts", "training"))
-        _finish_empty(as_json, {**unknown, "extrapolated": False, **gains(None)})
+        _finish_empty(as_json, {**unknown, "extrapolated": False, **gains(None), **basis.as_json()})
     idle, training = (
         idle_hosts_of(prepared.problem, found.config),
         limited_training(prepared, found.config, found.source, found.step_time_s),
@@ -434,10 +437,11 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
         "step_time_s": found.step_time_s,
         "idle_hosts": idle and idle.as_json(),
         "source": found.source,
-        "clock": None if found.source == "predicted" else request.trials.backend.clock,
+        "clock": request.trials.backend.clock if found.is_measured else None,
         "extrapolated": found.extrapolated is not None,
         **gains(found.compared),
         "training": training and training.as_json(prepared.problem.dimensions),
+        **basis.as_json(),
     }
     shardings = prepared.problem.subject.shardings(found.config, request.name)
     if as_json:
@@ -450,6 +454,7 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
     print_judged(request, found.compared, training, found.p_star)
     if idle is not None:
         say(f"  {idle.in_words}")
+    tell_basis(basis)
     if shardings is not None:
         from tuner.terminal.shardings import print_shardings
 
@@ -502,6 +507,7 @@ def export(
 
     A step of your own is written as a Python module that shards it (`--to jax`, `--to torch`).
     """
+    from tuner.answers.basis import basis_of
     from tuner.answers.export import export_configuration
     from tuner.export import find_exporter
     from tuner.forecast.candidates import notes_on_plan
@@ -513,18 +519,23 @@ def export(
     request = load(study, overrides, storage)
     request.problem.subject.check_target(to)
     stored = StoredStudies(request.storage)
+    basis = basis_of(request, stored)
     if chosen is not None:
         wanted, notes = launchable_config(request, chosen)
         prepared = with_plans(request, stored, wanted)
+        step = basis.taught and basis.taught.step_of(wanted)
+        if step and not step.fits:
+            reason = f"it {step.outcome}" if step.outcome else "by the study's trials it does not fit"
+            notes += (f"this configuration is not expected to run: {reason}",)
     else:
         from tuner.answers.best import best_known
         from tuner.economics.cost_words import limited_in_words
         from tuner.economics.training import limited_training
 
         prepared = with_plans(request, stored)
-        found = best_known(prepared, stored.find(request.name))
+        found = best_known(prepared, stored.find(request.name), basis)
         if found is None:
-            _finish_empty(as_json, {"target": to, "text": None, "notes": []})
+            _finish_empty(as_json, {"target": to, "text": None, "notes": [], **basis.as_json()})
         wanted = found.config
         known = found.known_in_words
         notes = () if found.source == "measured" else (f"this configuration is {known}, not measured",)
@@ -533,19 +544,22 @@ def export(
             notes += tuple(filter(None, [limited_in_words(request.economics, training)]))
     notes += notes_on_idle_hosts(prepared.problem, wanted)
     notes += notes_on_plan(prepared.problem, wanted) if to != "json" else ()
-    exported = export_configuration(prepared, stored, wanted, to, out)
+    exported = export_configuration(prepared, basis, wanted, to, out)
     if out is not None:
         write_file(out, exported.text)
     if as_json:
         warn(notes)
         written = {"written": str(out)} if out else {}
-        print_json({"target": to, "text": exported.text, "notes": [*notes, *exported.notes]} | written)
+        print_json(
+            {"target": to, "text": exported.text, "notes": [*notes, *exported.notes], **basis.as_json()} | written
+        )
         return
     if out is None:
         typer.echo(exported.text.rstrip("\n"))
     else:
         typer.echo(f"wrote {printable(str(out))}", err=True)
     warn((*notes, *exported.notes))
+    tell_basis(basis, err=True)
 
 
 def _finish_empty(as_json: bool, payload: Mapping[str, Any]) -> NoReturn:

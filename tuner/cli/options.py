@@ -13,10 +13,11 @@ from typer import Argument, Option
 from hardware.io.errors import ConfigError
 from hardware.io.output_file import write_output
 from trials.submitted_job import check_outlives_job
-from tuner.terminal.console import warn
+from tuner.terminal.console import printable, say, warn
 
 if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import ParallelConfig
+    from tuner.answers.basis import Basis
     from tuner.forecast.prepared import Prepared
     from tuner.storage.stored_studies import StoredStudies
     from tuner.study_file.request import StudyRequest
@@ -38,6 +39,15 @@ Config = Annotated[
         "--config",
         metavar="pp=4,tp=2,...",
         help="Configuration, or `current`; a dimension not named is 1 or has the job's value.",
+    ),
+]
+
+ConfigOrCurrent = Annotated[
+    str,
+    Option(
+        "--config",
+        metavar="pp=4,tp=2,...",
+        help="Configuration; by default the current one. A dimension not named is 1 or has the job's value.",
     ),
 ]
 
@@ -145,6 +155,31 @@ def with_plans(
     left = planned_in_words(prepared.problem)
     warn([left] if left else [])
     return prepared
+
+
+def taught_study(request: StudyRequest) -> tuple[Prepared, Basis]:
+    """Return the study as it was run, and what its answers rest on: its trials, if there are any.
+
+    Raises:
+        ConfigError: The storage or the history cannot be read.
+    """
+    from tuner.answers.basis import basis_of
+    from tuner.forecast.prepared import Prepared
+    from tuner.storage.stored_studies import StoredStudies
+
+    basis = basis_of(request, StoredStudies(request.storage), on_progress=lambda note: warn([note]))
+    return basis.taught.prepared if basis.taught else Prepared(request=request, problem=request.problem), basis
+
+
+def tell_basis(basis: Basis, untaught: str = "", *, err: bool = False) -> None:
+    """Print the line on what an answer rests on; on stderr where it rests on no trial, or stdout is for a program.
+
+    Args:
+        basis: What it rests on.
+        untaught: Clause on what the trials say nothing of; empty if there is no such thing.
+        err: Whether stdout holds what a program reads.
+    """
+    say(printable(basis.in_words_but(untaught)), err=err or basis.taught is None)
 
 
 def launchable_config(request: StudyRequest, text: str, missing: str = "") -> tuple[ParallelConfig, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Commands that run no trial: space, predict, simulate and rank. Only rank reads what the trials of a study taught."""
+"""Commands that run no trial: space, predict, simulate and rank. All but space answer by what trials taught."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typer import Option
 from hardware.io.errors import ConfigError
 from tuner.cli.costs import load_with_prices, parse_share, rank_costs
 from tuner.cli.options import (
+    CURRENT,
     FOUND_NOTHING,
     AsJson,
     At,
-    Config,
+    ConfigOrCurrent,
     Network,
     Overrides,
     Storage,
@@ -23,6 +24,8 @@ from tuner.cli.options import (
     check_out,
     launchable_config,
     load,
+    taught_study,
+    tell_basis,
     whole_number,
     with_plans,
 )
@@ -44,8 +47,13 @@ from tuner.terminal.console import (
 )
 
 if TYPE_CHECKING:  # these load numpy
+    from tuner.answers.basis import Basis
+    from tuner.forecast.sizes import Size
     from tuner.study_file.request import StudyRequest
     from tuner.subject.problem import Problem
+
+LEARNED = "learned"
+"""Source of a step time that trials of other candidates taught."""
 
 
 def space(
@@ -100,21 +108,27 @@ def space(
 
 def predict(
     study: StudyFile,
-    chosen: Config,
+    chosen: ConfigOrCurrent = CURRENT,
     at: At = None,
     network: Network = None,
     plan: Annotated[bool, Option("--plan", help="Show how the layers are sharded, and their communication.")] = False,
+    storage: Storage = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict step time and memory of one configuration, inside the search space or outside it."""
-    from tuner.forecast.candidates import predict_with_errors
+    """Tell step time and memory of one configuration, inside the search space or outside it.
 
-    request, missing = at_time(load(study, overrides), at, network)
+    They are what the study's trials measured or taught, and predicted by the cost model without trials.
+    """
+    from tuner.answers.predictions import predict_taught
+
+    own = load(study, overrides, storage)
+    request, missing = at_time(own, at, network)
     wanted, broken = launchable_config(request, chosen, missing)
     warn(broken)
     prepared = with_plans(request, StoredStudies(request.storage), wanted)
-    payload = predict_with_errors(prepared.problem, wanted)
+    _, basis = taught_study(own)
+    payload = predict_taught(prepared.problem, wanted, basis, is_elsewhere=at is not None)
     if plan:
         from tuner.forecast.planned_candidates import by_hand
 
@@ -124,25 +138,44 @@ def predict(
 
         print_json(payload | stages_json(prepared.problem, wanted))
         return
-    typer.echo(f"Predicted for {config_in_words(prepared.problem, wanted)}")
-    typer.echo(speed_in_words(payload))
-    if "step_time_range_s" in payload:
+    of_cost_model = payload["predicted"]
+    typer.echo(f"{'Predicted' if of_cost_model is None else 'Step'} for {config_in_words(prepared.problem, wanted)}")
+    typer.echo(speed_in_words(payload) + ("" if of_cost_model is None else f" ({_source_in_words(payload)})"))
+    if of_cost_model is not None:
+        low_s, high_s = payload["step_time_range_s"]
+        typer.echo(f"  {low_s:.4g} to {high_s:.4g} s with probability 95%")
+        typer.echo(f"  the cost model alone predicts {of_cost_model['step_time_s']:.4g} s, of which:")
+    elif "step_time_range_s" in payload:
         _print_step_range(payload)
-    for line in prepared.problem.subject.part_lines(payload["breakdown_s"], payload["step_time_s"]):
+    predicted_s = (of_cost_model or payload)["step_time_s"]
+    for line in prepared.problem.subject.part_lines(payload["breakdown_s"], predicted_s):
         typer.echo(line)
     _print_peak(prepared.problem, payload)
-    if "peak_memory_range_bytes" in payload:
+    if payload.get("peak_memory_log_error"):
         low_gib, high_gib = (size / 2**30 for size in payload["peak_memory_range_bytes"])
         typer.echo(
             f"  {low_gib:.1f} to {high_gib:.1f} GiB with probability 95%; "
             f"probability of fit {payload['fit_probability']:.2f}"
         )
+    if of_cost_model is not None:
+        typer.echo(f"  the cost model alone predicts {of_cost_model['peak_memory_bytes'] / 2**30:.1f} GiB, of which:")
     _print_memory_parts(payload)
     if plan:
         from tuner.plans.layer_plans import plan_lines
 
         for line in plan_lines(payload["plan"]):
             typer.echo(printable(line))
+    untaught = basis.taught is not None and of_cost_model is None
+    tell_basis(basis, "they say nothing of this setting, which is predicted" if untaught else "")
+
+
+def _source_in_words(payload: dict[str, Any]) -> str:
+    """Return where a step time comes from that trials have taught."""
+    return (
+        payload["outcome"]
+        if payload["source"] != LEARNED
+        else "learned from other trials" + (f"; it {payload['outcome']}" if payload["outcome"] else "")
+    )
 
 
 def _print_step_range(payload: dict[str, Any]) -> None:
@@ -158,7 +191,7 @@ def _print_step_range(payload: dict[str, Any]) -> None:
 
 
 def _print_peak(problem: Problem, payload: dict[str, Any]) -> None:
-    spare = f"{problem.options.memory_headroom:.0%} must stay free"
+    spare = payload.get("outcome") or f"{problem.options.memory_headroom:.0%} must stay free"
     fits = f"fits ({spare})" if payload["fits"] else f"DOES NOT FIT ({spare})"
     capacity = payload["memory_capacity_bytes"]
     typer.echo(f"{payload['peak_memory_bytes'] / 2**30:.1f} GiB of {capacity / 2**30:.1f} GiB per device: {fits}")
@@ -172,29 +205,37 @@ def _print_memory_parts(payload: dict[str, Any]) -> None:
 
 def simulate(
     study: StudyFile,
-    chosen: Config,
+    chosen: ConfigOrCurrent = CURRENT,
     schedule: Annotated[str, Option(metavar="NAME", help="Pipeline schedule: 1f1b, gpipe, zero-bubble.")] = "1f1b",
     trace: Annotated[
         Path | None, Option(metavar="FILE", help="Perfetto trace to write; compressed if the name ends in .gz.")
     ] = None,
     at: At = None,
     network: Network = None,
+    storage: Storage = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate one step of one configuration, pass by pass, and show the timeline of every pipeline stage.
 
-    The trace can be opened in ui.perfetto.dev.
+    The simulation is the cost model's; beside it stands what the study's trials measured or taught of the step. The
+    trace can be opened in ui.perfetto.dev.
     """
+    from tuner.answers.predictions import predict_taught
     from tuner.forecast.simulation import simulate_candidate, simulation_json, write_trace
 
     if trace is not None:
         check_out(trace, "--trace")
-    request, missing = at_time(load(study, overrides), at, network)
+    own = load(study, overrides, storage)
+    request, missing = at_time(own, at, network)
     wanted, broken = launchable_config(request, chosen, missing)
     prepared = with_plans(request, StoredStudies(request.storage), wanted)
+    _, basis = taught_study(own)
+    told = predict_taught(prepared.problem, wanted, basis, is_elsewhere=at is not None)
     simulation = simulate_candidate(prepared.problem, wanted, schedule)
     payload = simulation_json(prepared.problem, wanted, schedule, simulation)
+    is_taught = told["predicted"] is not None
+    payload |= basis.as_json() | {"taught": {key: told[key] for key in _TOLD} if is_taught else None}
     if trace is not None:
         write_trace(simulation, trace)
         payload["trace"] = str(trace)
@@ -204,10 +245,19 @@ def simulate(
         return
     typer.echo(f"Simulated for {config_in_words(prepared.problem, wanted)}, {schedule}")
     print_simulation(simulation, payload)
-    _print_peak(prepared.problem, payload)
+    _print_peak(prepared.problem, told if is_taught else payload)
     _print_memory_parts(payload)
+    if is_taught:
+        ratio = told["step_time_s"] / payload["step_time_s"]
+        typer.echo(f"{speed_in_words(told)} ({_source_in_words(told)}): {ratio:.3g} times the simulated step")
+    untaught = basis.taught is not None and not is_taught
+    tell_basis(basis, "they say nothing of this setting, which is simulated" if untaught else "")
     if trace is not None:
         typer.echo(f"wrote {printable(str(trace))}; ui.perfetto.dev opens it", err=True)
+
+
+_TOLD = ("step_time_s", "step_time_range_s", "source", "outcome", "peak_memory_bytes", "fits")
+"""Keys of what trials taught of a simulated step."""
 
 
 def rank(
@@ -252,7 +302,7 @@ def rank(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the fastest configurations by the cost model, corrected by the study's trials; no trial is run.
+    """Print the fastest configurations by what the study's trials measured and taught; no trial is run.
 
     With --tokens, print which clusters and sizes train the model when and for how much, and which of them no other
     beats in both.
@@ -288,6 +338,7 @@ def rank(
 
 
 def _rank_configs(request: StudyRequest, num_rows: int, as_json: bool) -> None:
+    from tuner.answers.basis import basis_of
     from tuner.answers.predictions import rank_candidates
     from tuner.answers.rehearsals import told_rehearsals
     from tuner.forecast.idle_hosts import idle_hosts_of_first
@@ -300,7 +351,8 @@ def _rank_configs(request: StudyRequest, num_rows: int, as_json: bool) -> None:
     candidates = prepared.candidates
     warn(candidates.space.warnings)
     grid, memory = candidates.space.grid, candidates.space.memory
-    ranked = rank_candidates(prepared, stored, on_progress=lambda note: warn([note]))
+    basis = basis_of(request, stored, prepared, on_progress=lambda note: warn([note]))
+    ranked = rank_candidates(prepared, basis, on_progress=lambda note: warn([note]))
     rows = [row_of(prepared, ranked, place) for place in range(min(num_rows, len(grid)))]
     current = place_of_current(prepared.problem, candidates, ranked) if rows else None
     shown = dict(enumerate(rows, start=1))
@@ -312,16 +364,12 @@ def _rank_configs(request: StudyRequest, num_rows: int, as_json: bool) -> None:
             {
                 "configs": rows,
                 "current": None if current is None else {"rank": current + 1, **shown[current + 1]},
-                "taught_by_trials": ranked.num_trials,
+                **basis.as_json(),
                 "idle_hosts": idle and idle.as_json(),
             }
         )
     elif rows:
-        if ranked.num_trials:
-            typer.echo(
-                f"Ranked by what {ranked.num_trials:,} trials taught: step times of trials (*), and of the others the "
-                "mean of the posterior."
-            )
+        tell_basis(basis)
         shows_tokens, digits = prepared.problem.subject.has(Ability.TOKENS), prepared.problem.subject.memory_digits
         dimensions = prepared.problem.subject.columns(grid.dimensions)
         pairs = zip(labels_of(prepared.problem, request.economics), prepared.problem.objective, strict=True)
@@ -349,6 +397,8 @@ def _rank_configs(request: StudyRequest, num_rows: int, as_json: bool) -> None:
             typer.echo("Step times are simulated pass by pass; `meshtune simulate` shows one such step.", err=True)
         if idle is not None:
             typer.echo(f"The first {idle.in_words}")
+        if any(row["source"] not in (LEARNED, "simulated", "predicted") for row in rows):
+            typer.echo("* the step time of its own trials", err=True)
         if current is not None:
             typer.echo("> the current configuration", err=True)
         if not all(row["fits"] for row in rows):
@@ -371,14 +421,22 @@ def _measured_mark(row: dict[str, Any], num_trials: int) -> str:
     """Return the mark of a measured step time where others are not; a blank keeps the digits aligned."""
     if not num_trials:
         return ""
-    return " " if row["source"] == "learned" else "*"
+    return " " if row["source"] == LEARNED else "*"
+
+
+def _mark_of(size: Size, basis: Basis) -> str:
+    """Return the mark of a measured step time where trials have taught; a blank keeps the digits aligned."""
+    return "" if basis.taught is None else "*" if size.is_measured else " "
 
 
 def _rank_sizes(request: StudyRequest, text: str, as_json: bool) -> None:
     from costmodels.job.parallel_config import HAND
+    from tuner.answers.predictions import judge_of
     from tuner.forecast.sizes import best_by_size, parse_sizes
 
-    sizes = list(best_by_size(request.problem, parse_sizes(request, text), file=request.file))
+    hosts = parse_sizes(request, text)
+    prepared, basis = taught_study(request)
+    sizes = list(best_by_size(prepared.problem, hosts, file=request.file, judge=judge_of(prepared, basis)))
     dimensions = request.problem.dimensions
     if any(size.config is not None and size.config.plan != HAND for size in sizes):
         dimensions += ("plan",)
@@ -388,6 +446,7 @@ def _rank_sizes(request: StudyRequest, text: str, as_json: bool) -> None:
             {
                 "sizes": [size.as_json(dimensions) for size in sizes],
                 "smallest_that_fits": smallest.hosts if smallest else None,
+                **basis.as_json(),
             }
         )
     else:
@@ -399,7 +458,7 @@ def _rank_sizes(request: StudyRequest, text: str, as_json: bool) -> None:
                     str(size.hosts),
                     f"{size.devices:,}",
                     *(value_in_words(value) for value in size.config.values(dimensions).values()),
-                    f"{size.step_time_s:.4g}",
+                    f"{size.step_time_s:.4g}{_mark_of(size, basis)}",
                     f"{size.peak_memory_bytes / 2**30:.1f}",
                     f"{size.tokens_per_s_per_device:,.0f}",
                 ]
@@ -413,5 +472,8 @@ def _rank_sizes(request: StudyRequest, text: str, as_json: bool) -> None:
                 typer.echo(f"{hosts_in_words(size.hosts)}: {size.reason}")
         if smallest is not None:
             typer.echo(f"Smallest that fits: {hosts_in_words(smallest.hosts)} ({smallest.devices:,} devices)")
+        tell_basis(basis)
+        if any(size.is_measured for size in sizes):
+            typer.echo("* the step time of its own trials", err=True)
     if smallest is None:
         raise typer.Exit(FOUND_NOTHING)

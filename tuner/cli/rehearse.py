@@ -199,12 +199,14 @@ def _chosen(request: StudyRequest, text: str | None, *, is_best: bool) -> tuple[
 
 def _exported(prepared: Prepared, config: ParallelConfig, target: str) -> Export:
     """Return the configuration as `meshtune export --to` writes it."""
+    from tuner.answers.basis import basis_of
     from tuner.answers.export import export_configuration
     from tuner.export import find_exporter
 
     prepared.problem.subject.check_target(target)
     find_exporter(target, key="--export")
-    exported = export_configuration(prepared, StoredStudies(prepared.request.storage), config, target)
+    basis = basis_of(prepared.request, StoredStudies(prepared.request.storage), prepared)
+    exported = export_configuration(prepared, basis, config, target)
     warn(exported.notes)
     return exported
 

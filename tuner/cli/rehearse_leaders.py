@@ -103,6 +103,7 @@ def _leaders(prepared: Prepared, count: int) -> list[_Leader]:
     Raises:
         ConfigError: There are none, or their trials start no program that can be rehearsed here.
     """
+    from tuner.answers.basis import basis_of
     from tuner.answers.predictions import rank_candidates
     from tuner.rehearsal.candidates import candidate_of
     from tuner.rehearsal.run import capability_of
@@ -114,7 +115,7 @@ def _leaders(prepared: Prepared, count: int) -> list[_Leader]:
         warn([f"the compute capability of {device.name} is not known here; the program is told 9.0, that of H100"])
     ranked = rank_candidates(
         prepared,
-        StoredStudies(prepared.request.storage),
+        basis_of(prepared.request, StoredStudies(prepared.request.storage), prepared),
         on_progress=lambda note: warn([note]),
         heeds_rehearsals=False,  # so that the same leaders are told again
     )

@@ -12,7 +12,7 @@ from typer import Option
 
 from hardware.io.errors import ConfigError
 from tuner.cli.options import AsJson, Overrides, Storage, StudyFile, load, write_file
-from tuner.terminal.console import print_json, printable
+from tuner.terminal.console import print_json, printable, say
 
 
 def trials(
@@ -34,8 +34,10 @@ def trials(
         raise ConfigError("is where --csv writes", key="--out", value=str(out), nearest=f"--csv --out {out}")
     request = load(study, overrides, storage)
 
+    from trials.backend import TrialAbility
     from tuner.answers.comparison import comparison_of
     from tuner.answers.reference import reference_of
+    from tuner.answers.trial_parts import parts_in_words
     from tuner.answers.trial_rows import csv_of, trial_rows
     from tuner.forecast.planned_candidates import prepare_stored
     from tuner.run.studies import stored_study
@@ -69,5 +71,7 @@ def trials(
         width = shutil.get_terminal_size((80, 24)).columns
         for line in table_lines(rows, compared, best.number if best else None, width):
             typer.echo(line)
+        if TrialAbility.TRAINING in request.trials.backend.abilities and (parts := parts_in_words(records)):
+            say(parts)
     else:
         typer.echo("No trial has begun yet.")

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from trials.backend import Status
+from tuner.answers.basis import place_of
 from tuner.answers.gain import Compared
 from tuner.dashboard.markdown import code, paragraphs, plain, table
 from tuner.dashboard.snapshot import Snapshot
@@ -95,7 +96,9 @@ def _synthetic(seen: Snapshot) -> str:
 
 
 def _figures(seen: Snapshot) -> list[tuple[str, str]]:
+    told_by = plural(sum(record.finished for record in seen.records), "trial")
     figures = [("search", _search(seen)), ("trials", _trials(seen))]
+    figures.append(("told by", f"{told_by} of study {plain(seen.request.name)} in {code(place_of(seen.request))}"))
     if seen.p_star is not None:
         limit = seen.request.search.confidence
         words = f"{seen.p_star:.2f} that no untried configuration is faster; the search stops above {limit:g}"

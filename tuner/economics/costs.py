@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from costmodels.surrogates.joint_errors import ErrorSources, draw_log_errors, error_sources
+from costmodels.surrogates.joint_errors import draw_log_errors, error_sources
 from costmodels.surrogates.uncertainty import likely_range
 from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from hardware.price_file import Prices
 from hardware.time_units import DAY_S, HOUR_S
+from tuner.answers.basis import Basis
+from tuner.answers.predictions import judge_of
 from tuner.forecast.pareto import front_chances, pareto_front
 from tuner.forecast.prepared import Prepared
-from tuner.forecast.sizes import Size, best_by_size
-from tuner.storage.stored_studies import StoredStudies
+from tuner.forecast.sizes import PREDICTED, Size, best_by_size
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
-from tuner.study_file.request import StudyRequest
 
 KWH_J = 3.6e6
 NUM_DRAWS = 1_000
@@ -122,7 +122,7 @@ class CostComparison:
         limits: Limits of the training.
         prices: Prices that the costs follow from; None without any.
         has_cost: Whether the front is that of time and cost; else it is that of time and energy.
-        correction: Ratio of measured to predicted step time on the study's own cluster, which its offers contain.
+        basis: What the step times rest on; those of other hosts than the study's own are always predicted.
     """
 
     tokens: float
@@ -131,7 +131,16 @@ class CostComparison:
     limits: Limits
     prices: Prices | None
     has_cost: bool
-    correction: float
+    basis: Basis
+
+    @property
+    def untaught_in_words(self) -> str:
+        """Clause on the clusters of which the trials say nothing; empty if there are none, or no trials."""
+        if self.basis.taught is None:
+            return ""
+        names = list(dict.fromkeys(each.cluster.name for each in self.offers if each.size.source == PREDICTED))
+        have, are = ("has", "is") if len(names) == 1 else ("have", "are")
+        return f"{' and '.join(names)} {have} other hosts and {are} predicted" if names else ""
 
     @property
     def within(self) -> list[Offer]:
@@ -163,7 +172,8 @@ class CostComparison:
 
 
 def compare_costs(
-    request: StudyRequest,
+    prepared: Prepared,
+    basis: Basis,
     tokens: float,
     hosts: Sequence[int],
     clusters: Sequence[Cluster],
@@ -175,7 +185,8 @@ def compare_costs(
     """Compare what a training takes on each size of each cluster.
 
     Args:
-        request: Study.
+        prepared: Study.
+        basis: What its answers rest on.
         tokens: Number of tokens.
         hosts: Numbers of hosts of each cluster.
         clusters: Clusters of equal hosts; empty for the study's own.
@@ -186,24 +197,16 @@ def compare_costs(
     Raises:
         ConfigError: A size has too many configurations to predict, or the storage cannot be read.
     """
-    steps = math.ceil(tokens / request.problem.setting.job.tokens_per_step)
-    correction = _measured_correction(request)
-    own = _hosts_of(request.problem.cluster)
+    problem = prepared.problem
+    steps = math.ceil(tokens / problem.setting.job.tokens_per_step)
     offers: list[Offer] = []
-    sources: list[ErrorSources] = []
     count = len(hosts) * max(len(clusters), 1)
     on_size(0, count)
-    for size in best_by_size(request.problem, hosts, clusters, file=request.file):
+    judge = judge_of(prepared, basis)
+    for size in best_by_size(problem, hosts, clusters, file=prepared.request.file, judge=judge):
         if size.config is None:
             offers.append(Offer(size=size))
             continue
-        sources.append(error_sources(size.setting, size.config))
-        if _hosts_of(size.setting.cluster) == own:
-            size = replace(  # noqa: PLW2901 # the corrected size stands for the predicted one
-                size,
-                step_time_s=correction * size.step_time_s,
-                tokens_per_s_per_device=size.tokens_per_s_per_device / correction,
-            )
         seconds = steps * size.step_time_s
         per_hour = prices.per_hour(size.setting.cluster) if prices else None
         offers.append(
@@ -219,22 +222,36 @@ def compare_costs(
     return CostComparison(
         tokens=tokens,
         steps=steps,
-        offers=tuple(_with_nearest(_with_chances(offers, sources, limits, has_cost))),
+        offers=tuple(_with_nearest(_with_chances(offers, _draw_factors(offers, basis), limits, has_cost))),
         limits=limits,
         prices=prices,
         has_cost=has_cost,
-        correction=correction,
+        basis=basis,
     )
 
 
-def _with_chances(
-    offers: Sequence[Offer], sources: Sequence[ErrorSources], limits: Limits, has_cost: bool
-) -> list[Offer]:
+def _draw_factors(offers: Sequence[Offer], basis: Basis) -> FloatArray:
+    """Draw true over told step times of the offers that fit jointly [M, n], by the trials or else by the cost model."""
+    fitting = [offer.size for offer in offers if offer.fits]
+    sources = [error_sources(size.setting, size.config) for size in fitting if size.config is not None]
+    if not sources:
+        return np.ones((NUM_DRAWS, 0))
+    log_factors = draw_log_errors(sources, NUM_DRAWS, np.random.default_rng(0))
+    learned = [at for at, size in enumerate(fitting) if size.source != PREDICTED]
+    if basis.taught and learned:
+        chosen = [size.config for size in fitting if size.source != PREDICTED and size.config is not None]
+        drawn = basis.taught.draw_steps(chosen, NUM_DRAWS, [fitting[at].setting for at in learned])
+        assert drawn is not None, "the trials have told of these"
+        log_factors[:, learned] = drawn - np.log([fitting[at].step_time_s for at in learned])
+    return np.exp(log_factors)
+
+
+def _with_chances(offers: Sequence[Offer], factors: FloatArray, limits: Limits, has_cost: bool) -> list[Offer]:
     """Return the offers with their intervals, chances, broken limits, and whether they are on the front.
 
     Args:
         offers: Offers.
-        sources: What the error of each offer that fits depends on.
+        factors: Draws of true over told step times of the offers that fit [M, n].
         limits: Limits of the training.
         has_cost: Whether the front is that of time and cost.
     """
@@ -242,13 +259,12 @@ def _with_chances(
     fitting = [offers[position] for position in at]
     if not fitting:
         return list(offers)
-    factors = np.exp(draw_log_errors(sources, NUM_DRAWS, np.random.default_rng(0)))  # [M, n]
     values = np.array([_values(offer, has_cost) for offer in fitting])  # [n, 2]
     chances = front_chances(values * factors[:, :, None])
     found = list(offers)
     for place, (position, offer) in enumerate(zip(at, fitting, strict=True)):
         factor = factors[:, place]
-        ends = likely_range(1.0, sources[place].log_error_95)
+        ends = _ends_of(offer.size, factor)
         found[position] = replace(
             offer,
             seconds_range=(offer.seconds * ends[0], offer.seconds * ends[1]),
@@ -262,6 +278,14 @@ def _with_chances(
     for position, is_on in zip(kept, is_front, strict=True):
         found[position] = replace(found[position], on_front=bool(is_on))
     return found
+
+
+def _ends_of(size: Size, factor: FloatArray) -> tuple[float, float]:
+    """Return both ends of the 95% interval of true over told step time, of draws [M] or as the cost model has it."""
+    if size.source == PREDICTED and size.config is not None:
+        return likely_range(1.0, error_sources(size.setting, size.config).log_error_95)
+    low, high = np.quantile(factor, [0.025, 0.975]).tolist()
+    return low, high
 
 
 def _with_nearest(offers: Sequence[Offer]) -> list[Offer]:
@@ -308,18 +332,3 @@ def _excess(offer: Offer, limits: Limits) -> float:
     if limits.max_cost is not None:
         ratios.append(math.inf if offer.cost is None else offer.cost / limits.max_cost)
     return max(ratios)
-
-
-def _hosts_of(cluster: Cluster) -> tuple[object, ...]:
-    """Return the hosts of a cluster, whatever their number."""
-    return tuple((group.device, group.devices_per_host, group.intra_links, group.nic_links) for group in cluster.groups)
-
-
-def _measured_correction(request: StudyRequest) -> float:
-    """Return the ratio of the best configuration's measured step time to its predicted one; 1 without a measurement."""
-    study = StoredStudies(request.storage).look(request.name)
-    if study is None:
-        return 1.0
-    from tuner.economics.training import measured_correction  # noqa: PLC0415 # it loads Optuna
-
-    return measured_correction(Prepared(request=request, problem=request.problem), study)

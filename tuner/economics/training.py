@@ -16,10 +16,11 @@ from optuna import Study
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.cluster import Cluster
 from hardware.time_units import DAY_S, HOUR_S
-from tuner.answers.best import Best, best_known
+from tuner.answers.basis import Basis, basis_in
+from tuner.answers.best import best_known
 from tuner.answers.gain import Compared, Known
+from tuner.answers.predictions import judge_of, predict_taught
 from tuner.economics.device_time import device_time_of
-from tuner.forecast.candidates import predict_candidate, predict_with_errors
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.sizes import best_by_size
 from tuner.search.proxy.extrapolation import Extrapolated
@@ -27,7 +28,6 @@ from tuner.storage.record import TrialRecord, read_records
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
 from tuner.study_file.request import Economics
 from tuner.subject.ability import Ability
-from tuner.subject.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +38,9 @@ class Training:
         label: What the configuration is: current, baseline or best, or a number of hosts.
         devices: Number of devices.
         config: Configuration.
-        source: Source of the step time: measured, synthetic or predicted.
+        source: Source of the step time: measured, synthetic, learned (from trials of others) or predicted.
         step_time_s: Step time [s].
-        range_s: Step time that the 95% interval of a prediction begins and ends with [s]; None otherwise.
+        range_s: Step time that the 95% interval of a time begins and ends with [s]; None of a measured one.
         steps: Number of steps.
         per_hour: Price of all devices for one hour; None without a price.
         limits: Limits of the training.
@@ -103,7 +103,6 @@ class TrainingEstimate:
         compared: Comparison of the best with the reference; None without one.
         sizes: Trainings on other numbers of hosts; a number on which nothing fits is left out.
         reasons: Reason why nothing fits, for each number of hosts that is left out.
-        correction: Ratio of measured to predicted step time that step times of `sizes` are multiplied by.
         tuning_device_hours: Device-hours of the trials so far.
         takes_devices: Whether the trials really took devices.
     """
@@ -113,7 +112,6 @@ class TrainingEstimate:
     compared: Compared | None = None
     sizes: tuple[Training, ...] = ()
     reasons: tuple[tuple[int, str], ...] = ()
-    correction: float = 1.0
     tuning_device_hours: float = 0.0
     takes_devices: bool = False
 
@@ -140,17 +138,18 @@ class TrainingEstimate:
 
 
 def estimate_training(
-    prepared: Prepared, study: Study | None, tokens: float, sizes: Sequence[int] = ()
+    prepared: Prepared, study: Study | None, basis: Basis, tokens: float, sizes: Sequence[int] = ()
 ) -> TrainingEstimate | None:
     """Return what training on a number of tokens takes; None if no configuration fits.
 
     Args:
         prepared: Study.
         study: Its stored counterpart; None for a study that was never run.
+        basis: What the answer rests on.
         tokens: Number of tokens.
         sizes: Numbers of hosts to predict too.
     """
-    best, records = best_known(prepared, study), read_records(study) if study is not None else []
+    best, records = best_known(prepared, study, basis), read_records(study) if study is not None else []
     if best is None:
         return None
     steps = math.ceil(tokens / prepared.problem.setting.job.tokens_per_step)
@@ -159,12 +158,12 @@ def estimate_training(
     if compared is not None and compared.known is not Known.FAILED:
         reference = compared.reference
         trainings.append(
-            _training(prepared, reference.role, reference.config, best.source, compared.step_time_s, steps)
+            _training(prepared, reference.role, reference.config, best.source, compared.step_time_s, steps, basis)
         )
-    known_s = None if best.source == "predicted" else best.step_time_s
-    trainings.append(_training(prepared, "best", best.config, best.source, known_s, steps))
-    correction = _correction(prepared.problem, best)
-    found = list(best_by_size(prepared.problem, sizes, file=prepared.request.file))
+    known_s = best.step_time_s if best.is_measured else None
+    trainings.append(_training(prepared, "best", best.config, best.source, known_s, steps, basis))
+    judge = judge_of(prepared, basis)
+    found = list(best_by_size(prepared.problem, sizes, file=prepared.request.file, judge=judge))
     spent = device_time_of(prepared.request, records)
     return TrainingEstimate(
         tokens=tokens,
@@ -175,8 +174,8 @@ def estimate_training(
                 label=str(size.hosts),
                 devices=size.devices,
                 config=size.config,
-                source="predicted",
-                step_time_s=correction * size.step_time_s,
+                source=size.source,
+                step_time_s=size.step_time_s,
                 range_s=None,
                 steps=steps,
                 per_hour=_price_per_hour(prepared.request.economics, size.setting.cluster),
@@ -186,7 +185,6 @@ def estimate_training(
             if size.config is not None
         ),
         reasons=tuple((size.hosts, size.reason) for size in found if size.config is None),
-        correction=correction,
         tuning_device_hours=spent.device_hours,
         takes_devices=spent.is_spent,
     )
@@ -221,22 +219,16 @@ def limited_of(prepared: Prepared, best: TrialRecord | None, extrapolated: Extra
     return None
 
 
-def measured_correction(prepared: Prepared, study: Study) -> float:
-    """Return the ratio of the best configuration's measured step time to its predicted one; 1 without a measurement."""
-    best = best_known(prepared, study)
-    return 1.0 if best is None else _correction(prepared.problem, best)
-
-
-def _correction(problem: Problem, best: Best) -> float:
-    if best.source != "measured" or not problem.subject.has(Ability.SIZES):
-        return 1.0
-    return best.step_time_s / float(predict_candidate(problem, best.config)["step_time_s"])
-
-
 def _training(
-    prepared: Prepared, label: str, chosen: ParallelConfig, known: str, known_s: float | None, steps: int
+    prepared: Prepared,
+    label: str,
+    chosen: ParallelConfig,
+    known: str,
+    known_s: float | None,
+    steps: int,
+    basis: Basis | None = None,
 ) -> Training:
-    """Return the training with one configuration, predicted where no trial has timed it.
+    """Return the training with one configuration, learned or predicted where no trial has timed it.
 
     Args:
         prepared: Study.
@@ -245,12 +237,13 @@ def _training(
         known: Source of its step time, if that is known.
         known_s: Step time that is known [s]; None where it has to be predicted.
         steps: Number of steps.
+        basis: What a step time that is not known rests on.
     """
     step_time_s, range_s, source = known_s, None, known
     if step_time_s is None:
-        predicted = predict_with_errors(prepared.problem, chosen)
-        low_s, high_s = predicted["step_time_range_s"]
-        step_time_s, range_s, source = float(predicted["step_time_s"]), (low_s, high_s), "predicted"
+        told = predict_taught(prepared.problem, chosen, basis or basis_in(prepared, None))
+        low_s, high_s = told["step_time_range_s"]
+        step_time_s, range_s, source = float(told["step_time_s"]), (low_s, high_s), told["source"]
     return Training(
         label=label,
         devices=prepared.problem.cluster.num_devices,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.step.energy import mean_power_w
 from costmodels.step.error_models import memory_error_of
-from costmodels.step.step_time import estimate_step
+from costmodels.step.memory.peak import MemoryEstimate
+from costmodels.step.step_time import StepEstimate, estimate_step
+from hardware.arrays import FloatArray
 from hardware.cluster import Cluster
 from hardware.cluster_file import MAX_DEVICES
 from hardware.io.errors import ConfigError
@@ -26,6 +29,40 @@ from tuner.subject.ability import Ability
 from tuner.subject.model import tokens_per_s_per_device
 from tuner.subject.problem import Problem
 
+LEARNED, PREDICTED = "learned", "predicted"
+"""Sources of a step time that no trial of its own has: trials of others, or the cost model."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Judged:
+    """Configurations of one cluster, as the cost model predicts them or as trials have taught.
+
+    Attributes:
+        step_time_s: Step times [s], [n].
+        peak_bytes: Peak memory of the fullest device [bytes], [n].
+        fits: Whether each is expected to fit and run [n].
+        fit_probability: Probability that it fits, given the errors of memory [n].
+        is_measured: Whether a trial of it has completed [n].
+        is_learned: Whether trials have taught the figures.
+        origin: Source of the step times of completed trials: `measured` or `synthetic`.
+    """
+
+    step_time_s: FloatArray
+    peak_bytes: FloatArray
+    fits: NDArray[np.bool_]
+    fit_probability: FloatArray
+    is_measured: NDArray[np.bool_]
+    is_learned: bool = True
+    origin: str = "measured"
+
+
+Judge = Callable[[Setting, ConfigGrid, MemoryEstimate], Judged | None]
+"""Function that returns configurations in a setting by what trials taught; None where they say nothing of it."""
+
+
+def judge_nothing(_setting: Setting, _grid: ConfigGrid, _memory: MemoryEstimate) -> None:
+    """Return None, for studies without trials."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
@@ -35,9 +72,9 @@ class Size:
         setting: Setting of the prediction: the study's job on this cluster.
         hosts: Number of hosts.
         devices: Number of devices of all hosts.
-        config: Configuration with the shortest predicted step, or of least energy if the study minimizes that; None if
-            none fits.
-        step_time_s: Predicted step time of it [s]; inf without one.
+        config: Configuration with the shortest step, or of least energy if the study minimizes that; None if none fits.
+        source: Source of its figures: `measured`, `synthetic`, `learned` from trials of others, or `predicted`.
+        step_time_s: Step time of it [s]; inf without one.
         tokens_per_s_per_device: Predicted throughput of one device; 0 without one.
         peak_memory_bytes: Predicted peak of memory [bytes]; 0 without one.
         fit_probability: Probability that it fits, given the errors of predicted memory; 0 without one.
@@ -49,12 +86,18 @@ class Size:
     hosts: int
     devices: int
     config: ParallelConfig | None = None
+    source: str = PREDICTED
     step_time_s: float = np.inf
     tokens_per_s_per_device: float = 0.0
     peak_memory_bytes: int = 0
     fit_probability: float = 0.0
     power_w: float | None = None
     reason: str = ""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its step time is that of its own trials."""
+        return self.source not in (LEARNED, PREDICTED)
 
     def as_json(self, dimensions: Sequence[str]) -> dict[str, Any]:
         """Return the size as an object; null stands for values that were not predicted."""
@@ -63,6 +106,7 @@ class Size:
             "hosts": self.hosts,
             "devices": self.devices,
             "config": self.config.values(dimensions) if self.config is not None else None,
+            "source": self.source if found else None,
             "step_time_s": self.step_time_s if found else None,
             "tokens_per_s_per_device": self.tokens_per_s_per_device if found else None,
             "peak_memory_bytes": self.peak_memory_bytes if found else None,
@@ -146,24 +190,25 @@ def _find_hosts(name: str) -> Cluster:
 
 
 def best_by_size(
-    problem: Problem, sizes: Sequence[int], clusters: Sequence[Cluster] = (), *, file: str
+    problem: Problem, sizes: Sequence[int], clusters: Sequence[Cluster] = (), *, file: str, judge: Judge = judge_nothing
 ) -> Iterator[Size]:
-    """Yield the best prediction on each number of hosts, with everything else as the study says.
+    """Yield the best configuration on each number of hosts, with everything else as the study says.
 
     Args:
         problem: Problem of the study.
         sizes: Numbers of hosts.
         clusters: Clusters of equal hosts, on each of which every size is predicted; empty for the study's own.
         file: File of the study, for messages.
+        judge: What trials taught of configurations; without trials they are predicted.
 
     Raises:
         ConfigError: A size has too many configurations to predict.
     """
     for each in clusters or (problem.cluster,):
         for hosts in sizes:
-            cluster = each.with_hosts(hosts)
+            cluster = each if hosts == each.num_hosts else each.with_hosts(hosts)
             try:
-                found = _predict_best(_problem_on(problem, cluster), cluster)
+                found = _find_best(_problem_on(problem, cluster), cluster, judge)
             except ConfigError as error:
                 raise error.in_file(file) from None
             yield found
@@ -186,7 +231,7 @@ def _problem_on(problem: Problem, cluster: Cluster) -> Problem:
     return replace(problem, subject=subject, options=options, current=current)
 
 
-def _predict_best(problem: Problem, cluster: Cluster) -> Size:
+def _find_best(problem: Problem, cluster: Cluster, judge: Judge) -> Size:
     setting, devices = problem.setting, cluster.num_devices
     try:
         cluster.devices[0].peak_flop_per_s(setting.job.precision)
@@ -196,38 +241,59 @@ def _predict_best(problem: Problem, cluster: Cluster) -> Size:
     space = build_space(setting, problem.options, current=problem.current)
     # layers are planned for candidates that fit only, because planning takes long
     fitting = np.flatnonzero(space.memory.fits(problem.options.memory_headroom))
-    if not len(fitting):
-        return Size(setting=setting, hosts=cluster.num_hosts, devices=devices, reason=_explain_none(space))
-    if problem.planning.name != "megatron" and not problem.planning.is_auto:
+    if len(fitting) and problem.planning.name != "megatron" and not problem.planning.is_auto:
         planned = plan_problem(problem, space.grid.take(fitting))
         setting = planned.setting
         space = build_space(setting, planned.options, current=problem.current)
-        fitting = np.flatnonzero(space.memory.fits(problem.options.memory_headroom))
     estimate = estimate_step(setting, space.grid, memory=space.memory)
+    judged = judge(setting, space.grid, space.memory) if len(space.grid) else None
+    if judged is None:
+        judged = _predicted(problem, setting, estimate, space)
+    # the space may hold configurations that do not fit, such as the current one
+    fitting = np.flatnonzero(judged.fits)
+    if not len(fitting):
+        reason = _explain_none(space, is_learned=judged.is_learned)
+        return Size(setting=setting, hosts=cluster.num_hosts, devices=devices, reason=reason)
     power_w = mean_power_w(cluster, space.grid, estimate)
     # on like hosts the fastest is also the cheapest, but not always that of least energy
-    value = estimate.step_time_s
+    value = judged.step_time_s
     if problem.objective == (ENERGY,) and power_w is not None:
         value = value * power_w
-    # the space may hold configurations that do not fit, such as the current one
     best = int(fitting[np.argmin(value[fitting])])
-    step_time_s = float(estimate.step_time_s[best])
-    chance = space.memory.probability_of_fit(problem.options.memory_headroom, memory_error_of(setting.runtime))
+    step_time_s = float(judged.step_time_s[best])
     return Size(
         setting=setting,
         hosts=cluster.num_hosts,
         devices=devices,
         config=space.grid.config(best),
+        source=judged.origin if judged.is_measured[best] else LEARNED if judged.is_learned else PREDICTED,
         step_time_s=step_time_s,
         tokens_per_s_per_device=tokens_per_s_per_device(setting, step_time_s),
-        peak_memory_bytes=int(space.memory.peak_bytes[best]),
-        fit_probability=float(chance[best]),
+        peak_memory_bytes=int(judged.peak_bytes[best]),
+        fit_probability=float(judged.fit_probability[best]),
         power_w=None if power_w is None else float(power_w[best]),
     )
 
 
-def _explain_none(space: Space) -> str:
+def _predicted(problem: Problem, setting: Setting, estimate: StepEstimate, space: Space) -> Judged:
+    """Return the configurations of a space as the cost model predicts them."""
+    headroom, error = problem.options.memory_headroom, memory_error_of(setting.runtime)
+    return Judged(
+        step_time_s=estimate.step_time_s,
+        peak_bytes=space.memory.peak_bytes,
+        fits=space.memory.fits(headroom),
+        fit_probability=space.memory.probability_of_fit(headroom, error),
+        is_measured=np.zeros(len(space.grid), dtype=np.bool_),
+        is_learned=False,
+    )
+
+
+def _explain_none(space: Space, *, is_learned: bool) -> str:
     """Return the reason why no configuration fits."""
+    if is_learned:
+        return (
+            f"none of the {len(space.grid):,} configurations that obey every rule is expected to fit, after the trials"
+        )
     if space.num_before_memory:
         return f"none of the {space.num_before_memory:,} configurations that obey every rule fits in memory"
     rule = max(space.removed, key=lambda name: space.removed[name], default=None)

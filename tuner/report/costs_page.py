@@ -40,8 +40,9 @@ def render_costs_page(request: StudyRequest, found: CostComparison) -> str:
         f"{job.model.name} on {found.tokens:.4g} tokens: {plural(found.steps, 'step')} of {job.tokens_per_step:,} "
         f"tokens, {job.precision}, {request.problem.setting.runtime.name}; {prices_in_words(found)}"
     )
+    told = found.basis.in_words_but(found.untaught_in_words)
     second = "cost" if found.has_cost else "energy"
-    header = tag("header", tag("h1", f"{request.name}: what training costs"), tag("p", words))
+    header = tag("header", tag("h1", f"{request.name}: what training costs"), tag("p", words), tag("p", told))
     main = tag(
         "main",
         section("answer", "Answer", *(tag("p", line) for line in _answer(found))),
@@ -77,7 +78,7 @@ def _legend(found: CostComparison) -> str:
     second = "cheaper" if found.has_cost else "of less energy"
     return (
         "Each point is one size of a cluster, with its number of hosts. Points on the line have no other that is both "
-        f"faster and {second}. Bars are 95% intervals of the predicted time, along which both values move together."
+        f"faster and {second}. Bars are 95% intervals of the time, along which both values move together."
     )
 
 
@@ -218,6 +219,6 @@ def _without(found: CostComparison) -> Html:
 
 def _footer(file: str) -> str:
     return (
-        f"Written by Meshtune from {file}. Steps are predicted; restarts, evaluation and checkpoints are not "
-        "counted, nor are the cooling and losses of the building."
+        f"Written by Meshtune from {file}. Restarts, evaluation and checkpoints are not counted, nor are the cooling "
+        "and losses of the building."
     )

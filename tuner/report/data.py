@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from costmodels.job.parallel_config import ParallelConfig
 from trials.backend import Origin
+from tuner.answers.basis import Basis, basis_in
 from tuner.answers.fewer_hosts import OnFewerHosts, phases_of
 from tuner.answers.gain import Compared, compared_in
 from tuner.answers.reference import Reference, reference_of
@@ -31,6 +32,7 @@ class ReportData:
 
     Attributes:
         prepared: Study, with the plans that its trials ran.
+        basis: What the trials taught of all candidates.
         predicted: Ranking of its candidates by the predictions alone.
         records: Trials in the order of their numbers.
         best: Fastest completed trial; None before the first.
@@ -44,6 +46,7 @@ class ReportData:
     """
 
     prepared: Prepared
+    basis: Basis
     predicted: Ranked
     records: tuple[TrialRecord, ...]
     best: TrialRecord | None
@@ -69,6 +72,11 @@ class ReportData:
     def candidates(self) -> Candidates:
         """Search space with the predictions of all candidates."""
         return self.prepared.candidates
+
+    @property
+    def expected(self) -> Ranked:
+        """Candidates after the trials: measured, and of the others the mean of the posterior; predicted before any."""
+        return self.basis.taught.ranked if self.basis.taught else self.predicted
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -172,6 +180,7 @@ def collect(request: StudyRequest) -> ReportData:
     stop_reason = None if stored_reason is None or is_running(study) else StopReason(stored_reason)
     return ReportData(
         prepared=prepared,
+        basis=basis_in(prepared, study),
         predicted=predicted_ranking(prepared),
         records=tuple(records),
         best=best,

@@ -119,7 +119,11 @@ def _header(data: ReportData) -> Html:
         "Most figures are drawn by scripts, which are blocked here; all texts and tables are complete without them."
     )
     return tag(
-        "header", tag("h1", data.request.name), tag("p", subject.title(devices)), tag("noscript", tag("p", without))
+        "header",
+        tag("h1", data.request.name),
+        tag("p", subject.title(devices)),
+        tag("p", data.basis.in_words),
+        tag("noscript", tag("p", without)),
     )
 
 

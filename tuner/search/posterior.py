@@ -256,6 +256,13 @@ class Posterior:
         memory = self._fit_memory(told)
         return None if memory is None else memory.without_trials(at)
 
+    def memory_after(self, observations: Observations) -> Surrogate | None:
+        """Return the surrogate of the needed memory after the trials, also of proxies; None if it is not predicted."""
+        if observations.proxies:
+            wider, seen = self.with_proxies(observations)
+            return wider.memory_after(seen)
+        return self._fit_memory(self.select_subset(observations))
+
     def select_subset(self, observations: Observations) -> Observations:
         """Return the observations that the surrogates learn from; the same object where there are few."""
         return select_subset(observations, self.steps[0].points.features)

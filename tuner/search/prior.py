@@ -105,8 +105,8 @@ def initial_posterior(
         grid: Grid of the candidates.
         past: History of the study.
         other_profiles: Profiles that may predict the study's cluster better than its own; None for the catalog's.
-        other_clusters: Candidates on other clusters, where no trial runs. They stand behind all others in this order,
-            and trials on the study's own cluster teach of them too.
+        other_clusters: Candidates on other clusters or with other sequences, where no trial runs. They stand behind all
+            others in this order, and trials on the study's own cluster teach of them too.
         on_progress: Function that is called with a line of text before a step that takes seconds.
     """
     learned = learn(past, parts[0][0].setting, on_progress=on_progress) if past else None
@@ -129,7 +129,9 @@ def initial_posterior(
             if past
             else (),
             other_clusters_of=tuple(
-                partial(step_terms, replace(setting, cluster=other.setting.cluster), grid.take(at))
+                partial(
+                    step_terms, replace(setting, job=other.setting.job, cluster=other.setting.cluster), grid.take(at)
+                )
                 for other, at in other_clusters
             ),
         )

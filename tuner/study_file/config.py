@@ -24,7 +24,7 @@ from hardware.price_file import Prices
 from hardware.trace_file import read_trace
 from trials.backend import AbstractBackend, Observation, Status, TrialAbility
 from trials.knobs.knob import Knob, today_of
-from trials.trial_keys import AbstractTrialKeys, StudyParts
+from trials.trial_keys import StudyParts
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 from tuner.search.objectives import COST, ENERGY, MEMORY, STEP_TIME
@@ -138,7 +138,7 @@ def _resolve(
     planning = _resolved_planning(chosen.planning, keys.planner, backend, subject)
     objective, prices = _objective(keys, subject), under("cost", lambda: build_prices(keys.cost, base_dir))
     history, history_notes = history_of(keys.history, storage, paths)
-    _check_written(keys.trial, storage, paths)
+    _check_written(keys, storage, paths)
     problem = Problem(
         subject=subject,
         options=options,
@@ -205,12 +205,12 @@ def _check_knobs(keys: StudyKeys, knobs: Sequence[Knob], backend: AbstractBacken
         raise ConfigError("cannot be searched by smaller jobs", key="space.knobs", nearest="leave trial.proxy out")
 
 
-def _check_written(trial: AbstractTrialKeys, storage: StorageAddress, paths: StudyPaths) -> None:
+def _check_written(keys: StudyKeys, storage: StorageAddress, paths: StudyPaths) -> None:
     """Check that a study writes only to its own folder, or to places that the user allows."""
     if storage.file is not None:
         nearest = f"give --storage {storage}, or MESHTUNE_STORAGE"
-        paths.check_written(storage.file, key="storage", value=str(storage), nearest=nearest)
-    for key, name in trial.files_written():
+        paths.check_written(storage.file, key="storage", value=shown_url(keys.storage or storage.url), nearest=nearest)
+    for key, name in keys.trial.files_written():
         paths.check_written(paths.folder / name, key=key, value=name, nearest=f"give --set {key}={name}")
 
 

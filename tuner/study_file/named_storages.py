@@ -5,17 +5,18 @@ Both functions return notes as well: sentences that begin with the key that they
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 from hardware.io.config_file import read_text
-from hardware.io.errors import ConfigError
+from hardware.io.errors import ConfigError, shown_url
 from hardware.io.looking import NoRightsError, look_at
 from tuner.study_file.key_errors import under
 from tuner.study_file.paths import StudyPaths
-from tuner.study_file.storage_address import StorageAddress
+from tuner.study_file.storage_address import StorageAddress, StorageKind
 
 DEFAULT_NAME = "meshtune.db"
 """Name of the database of a study that names no storage."""
@@ -29,7 +30,8 @@ Notes = list[str]
 def storage_of(url: str | None, name: str, paths: StudyPaths) -> tuple[StorageAddress, Notes]:
     """Return the address of a study's storage, which by default is a database beside the study file.
 
-    A study that was begun in the working directory, where the default once was, goes on there.
+    A relative path begins at the study file's folder if the file names it, and at the working directory if the user
+    does. Once it was the working directory for both: a study that was begun there goes on there.
 
     Args:
         url: URL that the user or the study file gives, or None.
@@ -39,18 +41,23 @@ def storage_of(url: str | None, name: str, paths: StudyPaths) -> tuple[StorageAd
     Raises:
         ConfigError: The URL is wrong.
     """
-    if url is not None:
+    if url is not None and paths.is_users("storage"):
         return _address_of(url, "storage", paths)
-    beside, here = paths.folder / DEFAULT_NAME, Path(DEFAULT_NAME)
-    if beside.resolve() == here.resolve() or (is_here := _holds(here, name)) is False or _holds(beside, name):
-        return StorageAddress.of_file(beside), []
+    here, told = _address_of(url or f"{StorageKind.SQLITE}:///{DEFAULT_NAME}", "storage", paths)
+    beside = here.in_folder(paths.folder)
+    if beside.place == here.place or (is_here := _holds(here, name)) is False or _holds(beside, name):
+        return beside, told
     if is_here is None:
-        told = (
-            f"{here} of the working directory cannot be read: if the study was begun there, it begins anew in {beside}"
+        unread = (
+            f"{here.file} of the working directory cannot be read: if the study was begun there, it begins anew in "
+            f"{beside.file}"
         )
-        return StorageAddress.of_file(beside), [f"storage: {told}"]
-    told = f"the study goes on in {here} of the working directory, where it was begun; new ones begin in {beside}"
-    return StorageAddress.of_file(here), [f"storage: {told}"]
+        return beside, [*told, f"storage: {unread}"]
+    goes_on = (
+        f"the study goes on in {here.file} of the working directory, where it was begun; new ones begin in "
+        f"{beside.file}"
+    )
+    return here, [*told, f"storage: {goes_on}"]
 
 
 def history_of(
@@ -69,9 +76,12 @@ def history_of(
             raise ConfigError("is named twice; keep one", key=key, value=entry)
         if "://" in entry:
             address, told = _address_of(entry, key, paths)
+            if not paths.is_users(key):
+                beside = address.in_folder(paths.folder)
+                address = beside if beside.may_exist or not address.may_exist else address
             # the study's own may not exist yet
             if not address.may_exist and address.place != storage.place:
-                raise no_database(address).under(key)
+                raise no_database(shown_url(entry)).under(key)
             found.append(address)
             notes += told
         elif entry.endswith(".csv"):
@@ -87,10 +97,10 @@ def history_of(
     return tuple(found), notes
 
 
-def no_database(address: StorageAddress) -> ConfigError:
-    """Return the error for a database file in `history:` that does not exist."""
-    nearest = "a relative path starts at the working directory, as for storage"
-    return ConfigError("no such database", value=str(address), nearest=nearest)
+def no_database(url: str) -> ConfigError:
+    """Return the error for a database file in `history:` that does not exist, with its URL as shown."""
+    nearest = "a relative path starts at the study file's folder, as for storage"
+    return ConfigError("no such database", value=url, nearest=nearest)
 
 
 def _address_of(url: str, key: str, paths: StudyPaths) -> tuple[StorageAddress, Notes]:
@@ -102,12 +112,33 @@ def _address_of(url: str, key: str, paths: StudyPaths) -> tuple[StorageAddress, 
     return address, [f"{key}: {told}"] if told else []
 
 
-def _holds(file: Path, name: str) -> bool | None:
-    """Return whether a database holds the study; None if it cannot be read."""
-    if not file.is_file():
+def _holds(address: StorageAddress, name: str) -> bool | None:
+    """Return whether a file of a storage holds the study; None if it cannot be read."""
+    file = address.file
+    if file is None or not file.is_file():
         return False
+    if address.kind is StorageKind.JOURNAL:
+        return _journal_holds(file, name)
     try:
         with closing(look_at(file)) as database:
             return database.execute("SELECT 1 FROM studies WHERE study_name = ?", (name,)).fetchone() is not None
     except (sqlite3.Error, NoRightsError, ConfigError):
         return None
+
+
+def _journal_holds(file: Path, name: str) -> bool | None:
+    """Return whether a journal holds the study, by the entries that Optuna writes for its studies."""
+    try:
+        with file.open("rb") as lines:
+            # the name is looked for before a line is parsed: most lines are of trials
+            return any(b'"study_name"' in line and _names(line, name) for line in lines)
+    except OSError:
+        return None
+
+
+def _names(line: bytes, name: str) -> bool:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(entry, dict) and entry.get("study_name") == name

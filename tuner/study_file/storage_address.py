@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from hardware.io.errors import ConfigError, shown_url
 
@@ -75,6 +75,25 @@ class StorageAddress:
             rule = "cannot be named by a URL, because its path holds a ?"
             raise ConfigError(rule, key="storage", value=str(file), nearest="another place, by --storage")
         return cls.parse(f"{kind}:///{file}")
+
+    def in_folder(self, folder: Path) -> StorageAddress:
+        """Return the address with a relative path of a file taken from a folder, not from the working directory.
+
+        Raises:
+            ConfigError: No URL can name the file there.
+        """
+        found = _FILE.match(self.url)
+        if self.file is None or self.file in (Path(), folder / self.file) or found is None:
+            return self
+        is_uri, name = found.groups()
+        moved = str(folder / self.file)
+        if is_uri:
+            moved = quote(moved)
+        elif "?" in moved:
+            rule = "cannot be named by a URL, because its path holds a ?"
+            raise ConfigError(rule, key="storage", value=moved, nearest="another place, by --storage")
+        at = found.start(2)
+        return StorageAddress.parse(self.url[:at] + moved + self.url[at + len(name) :])
 
     def __str__(self) -> str:
         """Return the URL without its password, for messages and results."""

@@ -192,6 +192,7 @@ def _print_use(prepared: Prepared, chosen: ParallelConfig) -> None:
 
 def print_device_time(request: StudyRequest, compared: Compared | None, records: Sequence[TrialRecord]) -> None:
     """Print the device time that the trials took, and the steps after which the gain repays it."""
+    from tuner.answers.trial_parts import parts_in_words
     from tuner.economics.device_time import device_time_of, hours_in_words, payback_in_words, payback_of
 
     spent = device_time_of(request, records)
@@ -200,6 +201,8 @@ def print_device_time(request: StudyRequest, compared: Compared | None, records:
     payback = payback_of(request, compared, records)
     told = f"; {payback_in_words(compared.reference, payback)}" if payback and compared else ""
     say(f"{hours_in_words(spent)}{told}.")
+    if spent.is_spent and (parts := parts_in_words(records)):
+        say(parts)
 
 
 def print_judged(

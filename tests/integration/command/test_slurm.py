@@ -219,6 +219,24 @@ def test_a_refused_job_says_why(jobs_of):
     assert "invalid partition specified: nowhere" in found.reason
 
 
+def test_options_are_checked_before_the_first_job(slurm, jobs_of):
+    """What sbatch refuses is a mistake of the user's, and what it takes is none, though hosts are drained now."""
+    jobs_of().check()
+    with pytest.raises(
+        ConfigError, match="is refused by sbatch before any trial: invalid partition specified: nowhere"
+    ):
+        jobs_of(sbatch=("--partition=nowhere",)).check()
+
+    for node in slurm.nodes:
+        slurm.ask("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    try:
+        jobs_of().check()
+    finally:
+        for node in slurm.nodes:
+            slurm.ask("scontrol", "update", f"nodename={node}", "state=resume")
+    assert not slurm.queue()
+
+
 @pytest.mark.parametrize(
     ("mode", "status"), [("memory", Status.OUT_OF_MEMORY), ("killed", Status.INCIDENT), ("fault", Status.CRASHED)]
 )

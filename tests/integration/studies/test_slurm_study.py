@@ -207,3 +207,27 @@ def test_one_trial_before_the_sweep_is_a_job(slurm, tmp_path):
     assert (found["status"], found["kept_as"], found["step_time_s"]) == ("ok", 0, pytest.approx(0.0735))
     assert [row["config"]["tp"] for row in trials_of(tmp_path, "sqlite:///meshtune.db")] == [2]
     assert gone(slurm)
+
+
+def test_options_that_slurm_refuses_end_the_run_before_any_trial(slurm, tmp_path):
+    """One message has Slurm's own words and the options, and the study has no trial that failed for them."""
+    study = write_study(tmp_path, 0.05)
+    command = [sys.executable, "-m", "tuner", "run", str(study), "--set", "trial.sbatch=[--partition=nowhere]"]
+    environment = {**os.environ, **slurm.environment, "PYTHONPATH": str(ROOT)}
+
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    told = subprocess.run(
+        [sys.executable, "-m", "tuner", "trials", str(study)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    (message,) = [line for line in done.stderr.splitlines() if line.startswith("meshtune: ")]
+    assert "trial.sbatch = 'sbatch --partition=nowhere --nodes=1 " in message
+    assert "is refused by sbatch before any trial: invalid partition specified: nowhere" in message
+    assert "No trial has begun yet." in told.stdout or "has no trials in its storage yet" in told.stderr
+    assert not slurm.queue()

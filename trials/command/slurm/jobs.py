@@ -89,11 +89,8 @@ def job_plan(jobs: SlurmJobs, plan: HostPlan, *, num_hosts: int, devices_per_hos
     """
     name = f"{jobs.study}{plan.log_name.removeprefix('trial-')}"
     output = jobs.outputs / f".{name}-{uuid.uuid4().hex[:8]}.out"
-    limit = [] if jobs.time_limit_s is None else [f"--time={math.ceil((jobs.time_limit_s + MARGIN_S) / 60)}"]
-    own = (
-        *(f"--job-name={name}", f"--nodes={num_hosts}", f"--chdir={plan.directory}", *limit),
-        "--output=" + str(output).replace("%", "%%"),
-    )
+    shared = job_options(jobs, plan.directory, num_hosts=num_hosts)
+    own = (f"--job-name={name}", *shared, "--output=" + str(output).replace("%", "%%"))
     return JobPlan(
         name=name,
         host=plan,
@@ -105,6 +102,12 @@ def job_plan(jobs: SlurmJobs, plan: HostPlan, *, num_hosts: int, devices_per_hos
         ),
         output=output,
     )
+
+
+def job_options(jobs: SlurmJobs, directory: Path, *, num_hosts: int) -> tuple[str, ...]:
+    """Return the options of sbatch that all trials with so many hosts share, beside those of the study."""
+    limit = [] if jobs.time_limit_s is None else [f"--time={math.ceil((jobs.time_limit_s + MARGIN_S) / 60)}"]
+    return (f"--nodes={num_hosts}", f"--chdir={directory}", *limit)
 
 
 def step_words(jobs: SlurmJobs, *, num_hosts: int, devices_per_host: int) -> tuple[str, ...]:

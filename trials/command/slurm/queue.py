@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,10 @@ _PASSING = re.compile(
     f"contact slurm controller|timed out|gave no answer|standby mode|temporarily|not respond|{SUBMITTER_KILLED}", re.I
 )
 """Messages that another attempt may not meet, of Slurm (src/common/slurm_errno.c) and of ours."""
+
+
+_MAY_WAIT = re.compile(r"node configuration is not available|nodes are busy", re.I)
+"""Messages of `sbatch --test-only` on a job that sbatch takes, and that waits: its nodes are drained, or are none."""
 
 
 class QueueError(Exception):
@@ -198,6 +203,27 @@ def cancel_named(prefix: str) -> int:
             nearest="try again when `squeue` answers here",
         ) from None
     return len(jobs)
+
+
+def check_accepted(options: Sequence[str]) -> None:
+    """Check that sbatch takes a job with these options, without submitting one.
+
+    A controller that does not answer now, and hosts that are not there now, are no refusal.
+
+    Raises:
+        ConfigError: It refuses them.
+    """
+    try:
+        ask_slurm(["sbatch", "--test-only", *options], "#!/bin/bash\ntrue\n")
+    except QueueError as error:
+        if error.is_passing or _MAY_WAIT.search(str(error)):
+            return
+        raise ConfigError(
+            f"is refused by sbatch before any trial: {error}",
+            key="trial.sbatch",
+            value=shlex.join(["sbatch", *options]),
+            nearest="mend its options; `sbatch --test-only` with them and any script tells the same",
+        ) from None
 
 
 def check_programs() -> None:

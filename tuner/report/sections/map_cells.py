@@ -1,13 +1,12 @@
 """Cells of the map of the search space: facets by tp and pp, with a cell for every micro-batch size and cp*up.
 
 A cell stands for all candidates that share these four values, and shows the fastest of them. Its step time is measured
-if there is a trial; otherwise it is predicted and multiplied by the median of measured over predicted. A cell without
-candidates counts the rules that removed its combinations.
+if there is a trial; otherwise it is the mean of the posterior. A cell without candidates counts the rules that removed
+its combinations.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +62,7 @@ class SpaceMap:
         mbs: Values of mbs that some candidate has.
         inner: Values of cp*up that some candidate has.
         cells: Cells by tp, pp, mbs and cp*up; combinations that do not divide the devices are absent.
-        correction: Factor by which predictions are multiplied.
+        num_trials: Number of trials that the step times rest on; 0 for predictions.
     """
 
     tp: tuple[int, ...]
@@ -71,17 +70,15 @@ class SpaceMap:
     mbs: tuple[int, ...]
     inner: tuple[int, ...]
     cells: Mapping[Key, Cell]
-    correction: float
+    num_trials: int
 
 
 def space_map(data: ReportData) -> SpaceMap:
     """Build the map of a study with its trials so far."""
-    grid, predicted_s = data.candidates.space.grid, data.candidates.estimate.step_time_s
-    keys = _keys(grid)
-    order = np.argsort(predicted_s, kind="stable")
-    # The grid is sorted by predicted time, so the first row of each cell is its fastest candidate.
+    grid, expected = data.candidates.space.grid, data.expected
+    keys, order = _keys(grid), np.lexsort((expected.step_time_s, ~expected.fits))
+    # Candidates that are expected to fit come first, the fastest before others: the first row of each cell is its best.
     distinct, first, counts = np.unique(keys[order], axis=0, return_index=True, return_counts=True)
-    correction = _correction(data.records)
     measured, failed = _find_tried(data.records)
     removed, least_bytes = _count_removed(data) if data.problem.subject.has(Ability.RULES) else ({}, {})
     shown = [tuple(np.unique(keys[:, at]).tolist()) for at in range(4)]
@@ -92,7 +89,7 @@ def space_map(data: ReportData) -> SpaceMap:
         cells[key] = Cell(
             candidates=count,
             fastest=record.params if record else grid.values(at),
-            step_time_s=record.step_time_s if record else float(predicted_s[at]) * correction,
+            step_time_s=record.step_time_s if record else float(expected.step_time_s[at]),
             measured=record is not None,
             is_best=record is not None and data.best is not None and record.params == data.best.params,
             failed=failed.get(key),
@@ -102,7 +99,7 @@ def space_map(data: ReportData) -> SpaceMap:
         if key not in cells:
             cells[key] = Cell(candidates=0, removed=rules, least_bytes=least_bytes.get(key))
     tp, pp, mbs, inner = shown
-    return SpaceMap(tp=tp, pp=pp, mbs=mbs, inner=inner, cells=cells, correction=correction)
+    return SpaceMap(tp=tp, pp=pp, mbs=mbs, inner=inner, cells=cells, num_trials=expected.num_trials)
 
 
 def _keys(grid: ConfigGrid) -> IntArray:
@@ -113,13 +110,6 @@ def _keys(grid: ConfigGrid) -> IntArray:
 def _key(params: Mapping[str, Value]) -> Key:
     tp, pp, mbs, cp, up = (int(params[name]) for name in ("tp", "pp", "mbs", "cp", "up"))
     return tp, pp, mbs, cp * up
-
-
-def _correction(records: Sequence[TrialRecord]) -> float:
-    ratios = [
-        record.step_time_s / record.predicted_s for record in records if record.step_time_s and record.predicted_s
-    ]
-    return statistics.median(ratios) if ratios else 1.0
 
 
 def _find_tried(records: Sequence[TrialRecord]) -> tuple[dict[Key, TrialRecord], dict[Key, Status]]:

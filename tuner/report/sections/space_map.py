@@ -36,10 +36,9 @@ def map_section(data: ReportData) -> Html:
     shown = _select_rows(found)
     words = (
         f"Each cell stands for the candidates with its tp, pp, mbs and {INNER}. Its colour shows the step time "
-        "of the fastest of them: measured if the cell has a mark, else as predicted before any trial"
+        "of the fastest of them: measured if the cell has a mark, else "
     )
-    if found.correction != 1:
-        words += f", multiplied by {found.correction:.3g}, the median of measured over predicted"
+    words += f"as {plural(found.num_trials, 'trial')} taught" if found.num_trials else "as predicted before any trial"
     words += ". Point at a cell to see its configuration, or why it has none."
     if len(shown) < len(found.inner):
         words += f" Rows with the largest {INNER} are omitted: {_listed(found.inner[len(shown) :])}."
@@ -149,7 +148,11 @@ def _draw_row(
     """Draw the cells of one tp, pp and cp*up; neighbouring empty cells with the same explanation are merged."""
     left, top, size = place
     tp, pp, inner = facet
-    told = [(at, cell, _describe_cell(data, cell, found.correction)) for at, cell in enumerate(row) if cell is not None]
+    told = [
+        (at, cell, _describe_cell(data, cell, is_learned=found.num_trials > 0))
+        for at, cell in enumerate(row)
+        if cell is not None
+    ]
     parts = []
     for (is_empty, words), run in groupby(told, key=lambda entry: (not entry[1].candidates, entry[2])):
         members = list(run)
@@ -192,11 +195,11 @@ def _colour(cell: Cell, shortest_s: float) -> int:
     return next((at for at, share in enumerate(WITHIN) if longer <= share), len(WITHIN))
 
 
-def _describe_cell(data: ReportData, cell: Cell, correction: float) -> str:
+def _describe_cell(data: ReportData, cell: Cell, *, is_learned: bool) -> str:
     """Compose the text shown when the pointer is on a cell."""
     if not cell.candidates:
         return _explain_empty(data, cell)
-    known = "measured" if cell.measured else "predicted" if correction == 1 else "predicted and corrected"
+    known = "measured" if cell.measured else "learned from other trials" if is_learned else "predicted"
     told = f"{in_short(cell.fastest)}, {seconds(cell.step_time_s)} {known}"
     told += ", the best of the study" if cell.is_best else ""
     told += f"; the fastest known of {plural(cell.candidates, 'candidate')}" if cell.candidates > 1 else ""

@@ -88,7 +88,7 @@ def _read_database(address: StorageAddress, own: tuple[StorageAddress, str] | No
     if not address.may_exist:
         if is_own:
             return Past()  # the study's own storage, before its first run
-        raise no_database(address)  # opening would make one
+        raise no_database(str(address))  # opening would make one
     return read_stored(address, str(address), own[1] if own is not None and is_own else None)
 
 

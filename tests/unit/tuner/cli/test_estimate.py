@@ -59,10 +59,7 @@ def test_other_sizes_are_predicted(meshtune, simulated):
 
     assert [size["label"] for size in told["sizes"]] == ["2", "1"]
     assert [size["step_time_s"] for size in told["sizes"]] == [size["step_time_s"] for size in ranked]
-    assert (
-        "Best prediction on other numbers of hosts"
-        in meshtune("estimate", simulated, "--tokens", "15T", "--hosts", "2,1").out
-    )
+    assert "Best on other numbers of hosts" in meshtune("estimate", simulated, "--tokens", "15T", "--hosts", "2,1").out
 
 
 @pytest.mark.parametrize("tokens", ["many", "0", "-1e9", "nan", "inf", "1Q", "T", ""])

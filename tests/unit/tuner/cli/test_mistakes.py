@@ -60,7 +60,7 @@ predict STUDY --config pp -> --config = 'pp' | name=value
 predict STUDY --config tp=4 -> must be the 8 devices | with dp=2 it would occupy
 predict STUDY --config tp=3 -> must be the 8 devices | `meshtune space --list`
 predict STUDY --config tp=8,mbs=3 -> dp*mbs must divide
-predict STUDY -> --config
+predict STUDY --set current=null -> --config = 'current' | states none
 simulate STUDY --config tp=4 -> must be the 8 devices | with dp=2 it would occupy
 simulate STUDY --config tp=8 --schedule 1f1d -> --schedule = '1f1d' | did you mean '1f1b'?
 simulate STUDY --config pp=2,tp=4,vpp=2 --schedule gpipe -> --schedule = 'gpipe' | vpp=2 | vpp=1, or --schedule 1f1b

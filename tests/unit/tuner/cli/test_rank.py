@@ -97,7 +97,7 @@ def test_rank_after_trials_is_by_what_they_taught(finished, meshtune):
     assert told.json["current"]["step_time_s"] == pytest.approx(1.5)
     fits = [row["fits"] for row in configs]
     assert fits == sorted(fits, reverse=True)
-    assert shown.out.startswith(f"Ranked by what {run.json['trials']} trials taught")
+    assert shown.out.startswith(f"By {run.json['trials']} trials of study {run.json['study_name']} in ")
 
 
 # Other sizes of the cluster

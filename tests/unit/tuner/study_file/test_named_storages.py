@@ -4,9 +4,11 @@ import optuna
 import pytest
 
 from tests.support.studies.command_line import write_replay
+from tuner.storage.opening import open_store
 from tuner.study_file.config import load_study
 from tuner.study_file.named_storages import storage_of
 from tuner.study_file.paths import StudyPaths
+from tuner.study_file.storage_address import StorageAddress
 
 
 @pytest.fixture
@@ -19,9 +21,9 @@ def here(tmp_path, monkeypatch):
     return folder
 
 
-def default_of(name):
-    """The file of the study's storage where nobody names one, and the notes on it."""
-    address, notes = storage_of(None, name, StudyPaths(folder=Path("../there"), named=frozenset()))
+def default_of(name, url=None):
+    """The file of the study's storage where no user names one, and the notes on it."""
+    address, notes = storage_of(url, name, StudyPaths(folder=Path("../there"), named=frozenset()))
     return address.file, notes
 
 
@@ -50,6 +52,32 @@ def test_a_study_goes_on_in_the_working_directory_where_it_was_begun(here):
 
     begin("old", here.parent / "there")
     assert default_of("old") == (Path("../there/meshtune.db"), [])
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+def test_a_relative_path_of_the_file_begins_at_its_folder(kind):
+    """So does a path that the study file names; a study begun in the working directory goes on there with a note."""
+    url = f"{kind}:///own.db"
+
+    assert default_of("old", url) == (Path("../there/own.db"), [])
+
+    store = open_store(StorageAddress.parse(url))
+    optuna.create_study(study_name="old", storage=store.storage)
+    store.close()
+
+    file, (note,) = default_of("old", url)
+    assert file == Path("own.db")
+    assert note.startswith("storage: the study goes on in own.db of the working directory")
+    assert default_of("new", url) == (Path("../there/own.db"), [])
+
+
+@pytest.mark.usefixtures("here")
+def test_a_relative_path_of_the_user_begins_at_the_working_directory():
+    """What the command line or the environment names is meant as files are on a command line."""
+    paths = StudyPaths(folder=Path("../there"), named=frozenset({"storage"}))
+
+    assert storage_of("sqlite:///own.db", "new", paths)[0].file == Path("own.db")
 
 
 def test_a_database_that_cannot_be_read_is_told(here):

@@ -21,6 +21,10 @@ def row(trial, step_time_s=None, status="ok", reason="", **changes):
         predicted_s=11.25,
         peak_memory_bytes=50 * 2**30 if status == "ok" else None,
         elapsed_s=60.0,
+        queued_s=None,
+        start_s=20.0,
+        warmup_s=10.0,
+        steps_s=30.0,
         reason=reason,
     )
 
