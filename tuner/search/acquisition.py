@@ -29,6 +29,9 @@ LogDraws = NDArray[np.float32] | NDArray[np.float64]
 UNMEASURED = 4.0
 """Slowdown that a search counts as long as nothing has been measured; assumed."""
 
+import os
+PRICE = float(os.environ.get("PRICE", "1"))
+
 LIKELY_TO_RUN = 0.5
 """Share of the draws in which a candidate must run for its spread to mean anything; assumed."""
 
@@ -136,7 +139,7 @@ class ExpectedLoss(AbstractAcquisition):
         at_worst = np.where(np.isfinite(fastest), fastest + np.float32(np.log(UNMEASURED)), -np.inf)
         incumbent = np.where(np.isfinite(tried), tried, at_worst)
         # the draw's fastest step is the same whatever is tried, so the least loss is the largest gain
-        gains = np.maximum(incumbent[:, None] - drawn, 0.0)
+        gains = np.maximum(incumbent[:, None] - drawn, 0.0) * (np.isfinite(drawn).mean(axis=0) ** PRICE)
         if outlook.layout is not None:
             return self._choose_pair(np.where(outlook.allowed, gains, 0.0), outlook, outlook.layout, rng)
         gain = gains.mean(axis=0)

@@ -18,6 +18,7 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, Value
 from costmodels.surrogates.predicted import Predicted
 from hardware.arrays import FloatArray, IntArray
 from tuner.search.failures import FailureConclusion
+from tuner.search.implied import ImpliedFailures
 from tuner.search.observations import Observations
 from tuner.search.parameters import distribution_of, named_values, params_of
 from tuner.search.posterior import Posterior
@@ -80,6 +81,10 @@ class AbstractChoices(ABC):
         """Return the layout of each of the first candidates [count]; None where each has its own."""
 
     @abstractmethod
+    def implied(self, observations: Observations) -> frozenset[int]:
+        """Return the candidates that cannot fit, since one that needs less memory by every account did not."""
+
+    @abstractmethod
     def conclusions(self, observations: Observations) -> tuple[FailureConclusion, ...]:
         """Return conclusions from the failures of the trials, as sentences."""
 
@@ -123,6 +128,7 @@ class LayoutChoices(AbstractChoices):
         self.num_candidates = len(layouts)
         self._posterior = posterior
         self._positions = LayoutPositions(layouts)
+        self._failures = ImpliedFailures(layouts)
 
     def __len__(self) -> int:
         """Return the number of layouts."""
@@ -168,6 +174,10 @@ class LayoutChoices(AbstractChoices):
 
     def shared_layouts(self, count: int) -> None:  # the contract's
         """Return None: each candidate is a layout of its own."""
+
+    def implied(self, observations: Observations) -> frozenset[int]:
+        """Return the layouts that cannot fit, since one that needs less memory by every account did not."""
+        return self._failures.by(observations.misfits, observations.explored)
 
     def conclusions(self, observations: Observations) -> tuple[FailureConclusion, ...]:
         """Return conclusions from the failures of the trials, as sentences."""

@@ -102,6 +102,10 @@ class KnobChoices(AbstractChoices):
         """Return the layout of each of the first pairs [count]."""
         return self.table.layouts[:count]
 
+    def implied(self, observations: Observations) -> frozenset[int]:
+        """Return none: knobs may save memory, and pairs that nobody named have no positions."""
+        return frozenset()
+
     def conclusions(self, observations: Observations) -> tuple[FailureConclusion, ...]:
         """Return conclusions from the failures of the layouts, as sentences."""
         return self.posterior.layouts.conclusions(self.posterior.told_of_layouts(observations, self.table))
