@@ -126,7 +126,7 @@ class LayoutChoices(AbstractChoices):
         self.layouts = layouts
         self.search_space = {name: distribution_of(name, layouts) for name in layouts.dimensions}
         self.num_candidates = len(layouts)
-        self._posterior = posterior
+        self.posterior = posterior
         self._positions = LayoutPositions(layouts)
         self._failures = ImpliedFailures(layouts)
 
@@ -148,7 +148,7 @@ class LayoutChoices(AbstractChoices):
     @property
     def predicted(self) -> Predicted:
         """Predictions for the layouts."""
-        return self._posterior.predicted
+        return self.posterior.predicted
 
     def config(self, position: int) -> ParallelConfig:
         """Return the configuration at a position of the grid."""
@@ -160,17 +160,17 @@ class LayoutChoices(AbstractChoices):
 
     def draw(self, observations: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
         """Return joint draws of the log step time of the layouts [M, n]; infinite where one cannot run."""
-        return self._posterior.draw(observations, num_draws, rng)
+        return self.posterior.draw(observations, num_draws, rng)
 
     def draw_steps(
         self, observations: Observations, positions: IntArray, num_draws: int, rng: np.random.Generator
     ) -> FloatArray:
         """Return joint draws of the log step time of a few layouts, as if each could run [M, m]."""
-        return self._posterior.draw_steps_at(observations, positions, num_draws, rng)
+        return self.posterior.draw_steps_at(observations, positions, num_draws, rng)
 
     def trial_s(self) -> FloatArray:
         """Return the predicted step times [n]."""
-        return self._posterior.predicted.step_time_s
+        return self.posterior.predicted.step_time_s
 
     def shared_layouts(self, count: int) -> None:  # the contract's
         """Return None: each candidate is a layout of its own."""
@@ -181,4 +181,4 @@ class LayoutChoices(AbstractChoices):
 
     def conclusions(self, observations: Observations) -> tuple[FailureConclusion, ...]:
         """Return conclusions from the failures of the trials, as sentences."""
-        return self._posterior.conclusions(observations)
+        return self.posterior.conclusions(observations)

@@ -59,6 +59,9 @@ BROKEN_EXCESS = 10.0
 FOREIGN_CRASH = 0.3
 """Prior probability that a crash whose message does not mention memory has nothing to do with memory."""
 
+EDGE = 1e-3
+"""Least log distance of the capacity from the draws of a candidate that fits in all of them, or in none."""
+
 SLOW_MISHAP = 1e-4
 """Probability that a trial reaches its time limit although its steps are short (a file system that hangs)."""
 
@@ -238,43 +241,60 @@ class Posterior:
         return drawn
 
     def draw_needed(self, told: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32] | None:
-        """Return joint draws of the log needed memory, in bytes [M, n]; None if memory was not predicted."""
+        """Return joint draws of the log needed memory, in bytes [M, n]; None if memory was not predicted.
+
+        A candidate of a kind that the runtime cannot run needs more than there is. Each candidate fails as often as the
+        classifier says.
+        """
+        needed = self._draw_believed(told, num_draws, rng)
+        if needed is not None:
+            self._hold_to_classifier(needed, told)
+        return needed
+
+    def _draw_believed(
+        self, told: Observations, num_draws: int, rng: np.random.Generator
+    ) -> NDArray[np.float32] | None:
+        """Return the same by the models of memory and of crashes alone."""
         memory = self._fit_memory(told)
         if memory is None:
             return None
         needed = memory.draw(num_draws, rng)
         if told.crashed:
             needed[self._fit_crashes(told, memory).draw(num_draws, rng)] += np.float32(BROKEN_EXCESS)
-        self._hold_to_classifier(needed, told)
         return needed
+
+    def believed_to_fail(self, told: Observations, rng: np.random.Generator, num_draws: int = 300) -> FloatArray:
+        """Return the chance of each candidate to fail by the models of memory and of crashes alone [n]."""
+        needed = self._draw_believed(told, num_draws, rng)
+        assert needed is not None, "memory is predicted"
+        return np.asarray((needed > np.log(self.predicted.capacity_bytes)).mean(axis=0))
 
     def _hold_to_classifier(self, needed: NDArray[np.float32], told: Observations) -> None:
         """Shift the draws of the log needed memory so that each candidate fails as often as the classifier says [M, n].
 
-        A candidate whose own program told its need keeps it.
+        A candidate whose own program told its need keeps it. A trial with knobs that change its memory tells nothing
+        of its layout.
         """
-        failed = np.array(sorted(told.misfits | told.crashed), dtype=np.int64)
-        if not len(told.measured) + len(failed):
+        ran, failed = (
+            np.array(sorted(which - told.memory_shifts.keys()), dtype=np.int64)
+            for which in (set(told.measured.tolist()), told.misfits | told.crashed)
+        )
+        if not len(ran) + len(failed):
             return
         log_capacity = np.log(self.predicted.capacity_bytes).astype(np.float32)
-        chances = failure_chances(
-            (needed > log_capacity).mean(axis=0),
-            self.predicted.features,
-            told.measured,
-            failed,
-            doubt=self._mishap_rate(told),
-        )
-        # so many draws of a candidate lie above the edge between two of them, and beyond them all if none does
-        beyond = needed.max() + 1
-        ordered = np.vstack([np.full_like(beyond, -beyond, shape=(1, needed.shape[1])), np.sort(needed, axis=0)])
-        ordered = np.vstack([ordered, np.full_like(beyond, beyond, shape=(1, needed.shape[1]))])
-        below = len(needed) - np.round(chances * len(needed)).astype(np.int64)
-        everywhere = np.arange(needed.shape[1])
-        shift = log_capacity - (ordered[below, everywhere] + ordered[below + 1, everywhere]) / 2
+        before = (needed > log_capacity).mean(axis=0)
+        chances = failure_chances(before, self.predicted.features, ran, failed, mishap=self.mishap_rate(told))
+        # each candidate's edge stands between the draws that fit and the share that does not
+        num_draws, everywhere = len(needed), np.arange(needed.shape[1])
+        num_fit = num_draws - np.round(chances * num_draws).astype(np.int64)
+        ordered = np.sort(needed, axis=0)
+        low, high = (ordered[np.clip(num_fit - 1 + at, 0, num_draws - 1), everywhere] for at in (0, 1))
+        beyond = EDGE * ((num_fit == num_draws).astype(np.float32) - (num_fit == 0))
+        shift = log_capacity - ((low + high) / 2 + beyond)
         shift[sorted(told.rehearsed.log_needed)] = 0.0
         needed += shift
 
-    def _mishap_rate(self, observations: Observations) -> float:
+    def mishap_rate(self, observations: Observations) -> float:
         """Return the probability that a trial runs out of memory although it fits, or runs although it does not.
 
         Each failure counts as a mishap with the probability that it was one, as far as was known before any trial.
@@ -453,7 +473,7 @@ class Posterior:
         bounded = np.concatenate([ran, misfits, crashed])
         # the bound holds for the needed memory with the knobs of the trial
         shifts = np.array([observations.memory_shifts.get(position, 0.0) for position in bounded.tolist()])
-        sizes, mishap = [len(ran), len(misfits), len(crashed)], self._mishap_rate(observations)
+        sizes, mishap = [len(ran), len(misfits), len(crashed)], self.mishap_rate(observations)
         return Seen(
             measured=np.concatenate([peaks, known]),
             log_value=np.concatenate([np.log(predicted.needed_bytes[peaks] * ratio), log_rehearsed]),
