@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print a row for each case, and return the exit status."""
     given = _arguments(argv)
     cases, left_out = read_cases(given.measured, given.megatron)
-    cases = [one for one in cases if given.device in one.device.name and given.only in one.name]
+    cases = [one for one in cases if given.device in one.device.name and any(text in one.name for text in given.only)]
     cases = [one for one in cases if given.software in ("all", one.environment)]
     predicted = _predictions(given.measured / FILE)
     rows = []
@@ -117,7 +117,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="", help="part of a device's name (all)")
     parser.add_argument("--software", default="dev", help="software of the CI: dev, lts, all (dev)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="part of the names of the cases to run")
+    parser.add_argument("--only", nargs="+", default=("",), metavar="TEXT", help="parts of the names of cases (all)")
     return parser.parse_args(argv)
 
 
@@ -135,7 +135,7 @@ def _row(case: CiCase, answer: RankAnswer, predicted_bytes: float | None) -> Row
         case=f"{case.name} ({case.environment}, {case.device.name})",
         kinds=_kinds(case),
         verdict=answer.verdict,
-        error=answer.error,
+        error=None if answer.error is None else f"{answer.error} {list(answer.where[-2:])}",
         rehearsed_mib=None if peak is None else peak / MIB,
         measured_mib=(case.two_steps_bytes or case.peak_bytes) / MIB,
         run_mib=case.peak_bytes / MIB,

@@ -192,3 +192,15 @@ def test_a_program_leaves_nothing_and_reaches_nobody(tmp_path):
 
     assert "kept apart" in answer["error"]
     assert not (tmp_path / "left.txt").exists()
+
+
+@pytest.mark.parametrize("parts", [(), ("--test-mode", "--qk-layernorm")])
+def test_norms_of_apex_have_a_stand_in(tmp_path, parts):
+    """Layers without Transformer Engine take apex's LayerNorm, which the answer names; their weights are counted."""
+    flags = ("--transformer-impl", "local", "--normalization", "LayerNorm", *parts)
+    (answer,) = rehearsed(write_study(tmp_path, *flags), "--config", "tp=2,dp=4,mbs=1")["ranks"]
+
+    assert answer["verdict"] == "accepted", answer["error"]
+    heads = 2 * 2 * HIDDEN // 8 if parts else 0
+    assert answer["parameters"] == LAYERS * (SPLIT // 2 + 4 * HIDDEN + heads) + VOCABULARY * HIDDEN + 2 * HIDDEN
+    assert any("apex, which is not installed here" in place for place in answer["invented"])
