@@ -14,7 +14,7 @@ import torch
 from tuner.rehearsal.torch_room.groups import with_data
 from tuner.rehearsal.torch_room.host_tensors import in_host_memory
 from tuner.rehearsal.torch_room.invented import answering
-from tuner.rehearsal.torch_room.known_values import count_selected, equal_numbers, selecting
+from tuner.rehearsal.torch_room.known_values import count_selected, selecting, shared_numbers
 from tuner.rehearsal.torch_room.on_import import RankAskedError
 from tuner.rehearsal.torch_room.progress import Progress
 from tuner.rehearsal.torch_room.storages import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
@@ -303,25 +303,25 @@ def _balance_experts(module: Any, progress: Progress) -> None:
         if point != self.cuda_dtoh_point or self.drop_and_pad:
             return tokens_per_expert
         sent = self.routing_map.shape[0] * self.config.moe_router_topk
-        self.input_splits = self.output_splits = [sent // self.ep_size] * self.ep_size
-        self.output_splits_tp = equal_numbers((self.tp_size,), sent)
+        self.input_splits = self.output_splits = shared_numbers((self.ep_size,), sent).tolist()
+        self.output_splits_tp = shared_numbers((self.tp_size,), sent * self.tp_size)
         self.num_out_tokens = sent
         if self.num_local_experts > 1:
             shape = (self.tp_size * self.ep_size, self.num_local_experts)
-            self.num_global_tokens_per_local_expert = equal_numbers(shape, sent // self.num_experts)
+            self.num_global_tokens_per_local_expert = shared_numbers(shape, sent * self.tp_size)
         progress.watch.invented[_BALANCED] += 1
-        return equal_numbers((self.num_local_experts,), sent * self.tp_size // self.num_local_experts)
+        return shared_numbers((self.num_local_experts,), sent * self.tp_size)
 
     gathering = module.MoEAllGatherTokenDispatcher
     sort = gathering.dispatch_postprocess
 
     def dispatch_postprocess(self: Any, hidden_states: Any, probs: Any) -> Any:
         local, experts = self.num_local_experts, self.config.num_moe_experts
-        each = hidden_states.shape[:-1].numel() * self.router_topk // experts
+        held = hidden_states.shape[:-1].numel() * self.router_topk * local // experts
         progress.watch.invented[_BALANCED] += 1
-        with selecting(each * local):
+        with selecting(held):
             sorted_states, _, *others = sort(self, hidden_states, probs)
-        return sorted_states, equal_numbers((local,), each), *others
+        return sorted_states, shared_numbers((local,), held), *others
 
     gathering.dispatch_postprocess = dispatch_postprocess
     _balance_flex(module)
