@@ -59,6 +59,7 @@ class Foreign:
     Attributes:
         repository: OWNER/NAME.
         folder: Working directory in it.
+        packages: Folder in it with packages of its own that are not beside the program; None for none.
         words: Python file or `-m` with a module, and arguments; `{folder}` is the temporary folder with made files.
         prepare: What makes files before, from the working directory and the temporary folder.
         environment: Variables.
@@ -66,6 +67,7 @@ class Foreign:
 
     repository: str
     folder: str = "."
+    packages: str | None = None
     words: Sequence[str]
     prepare: Callable[[Path, Path], None] = lambda _directory, _made: None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -101,6 +103,14 @@ def _alpaca(_: Path, made: Path) -> None:
     own = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **own).save_pretrained(made / "model")
     (made / "model" / "config.json").write_text(json.dumps(LLAMA))
+
+
+def _stories(directory: Path, made: Path) -> None:
+    _alpaca(directory, made)
+    stories = directory / "roneneldan" / "TinyStories" / "train.jsonl"  # a folder goes before a data set of the hub
+    stories.parent.mkdir(parents=True, exist_ok=True)
+    row = json.dumps({"text": "once upon a time there was a fox. " * 400}) + "\n"
+    stories.write_text(row * 64)
 
 
 EXAMPLES = "pytorch/examples"
@@ -143,19 +153,40 @@ PROGRAMS = {
         repository="huggingface/accelerate",
         folder="examples/torch_native_parallelism",
         words=("nd_parallel.py", "--model-name", "{folder}/model", "--dp-shard-size", "4", "--tp-size", "2"),
-        prepare=_alpaca,
+        prepare=_stories,
     ),
     "fms-fsdp": Foreign(
         repository="foundation-model-stack/fms-fsdp",
         words=("main_training_llama.py", "--use_dummy_dataset=True", "--model_variant=llama3_194m_4k"),
     ),
     "nanotron": Foreign(
-        repository="huggingface/nanotron", words=("run_train.py", "--config-file", "examples/config_tiny_llama.yaml")
+        repository="huggingface/nanotron",
+        packages="src",
+        words=("run_train.py", "--config-file", "examples/config_tiny_llama.yaml"),
     ),
     "modded-nanogpt": Foreign(repository="KellerJordan/modded-nanogpt", words=("train_gpt.py",)),
     "torchtune": Foreign(
         repository="pytorch/torchtune",
+        packages=".",
         words=("recipes/full_finetune_distributed.py", "--config", "recipes/configs/llama3_2/1B_full.yaml"),
+    ),
+    "litgpt": Foreign(
+        repository="Lightning-AI/litgpt",
+        words=(
+            *("-m", "litgpt", "pretrain", "--config", "config_hub/pretrain/debug.yaml"),
+            *("--tokenizer_dir", "{folder}/model"),
+        ),
+        prepare=_alpaca,
+    ),
+    "llama-cookbook": Foreign(
+        repository="meta-llama/llama-cookbook",
+        packages="src",
+        words=(
+            *("getting-started/finetuning/finetuning.py", "--enable_fsdp", "--model_name", "{folder}/model"),
+            *("--dataset", "alpaca_dataset", "--data_path", "{folder}/data.json", "--batching_strategy", "padding"),
+            *("--batch_size_training", "4", "--pure_bf16", "--run_validation", "False", "--save_model", "False"),
+        ),
+        prepare=_alpaca,
     ),
 }
 
@@ -190,7 +221,8 @@ def row_of(name: str, program: Foreign, folder: Path, path: str) -> dict[str, An
         study = Path(made) / "study.yaml"
         shown = ", ".join(json.dumps(word) for word in words)
         study.write_text(STUDY.format(model="llama-7b", words=shown, directory=directory))
-        searched = os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))
+        own = None if program.packages is None else str(directory / program.packages)
+        searched = os.pathsep.join(filter(None, (own, path, os.environ.get("PYTHONPATH"))))
         command = "from tuner.cli.main import main; main()"
         options = ("--yes", "--json", "--config", f"dp={RANKS},mbs=1", "--ranks", str(RANK), "--limit", str(LIMIT_S))
         began_s = time.monotonic()

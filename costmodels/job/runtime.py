@@ -109,6 +109,7 @@ LATER_FACTS = frozenset(
         "gathers_tokens",
         "captured_blocks",
         "loss_chunks",
+        "copies_softmax",
         "main_weight_bytes",
         "first_moment_bytes",
         "second_moment_bytes",
@@ -197,6 +198,7 @@ class RuntimeProfile:
         fused_accumulation: Whether weight gradients are added to their fp32 sum inside the matrix product.
         fused_cross_entropy: Whether the loss is one kernel that keeps no fp32 logits.
         logit_bytes: Bytes per logit at a loss that is not fused: the logits and their fp32 copies together.
+        copies_softmax: Whether its backward pass copies the fp32 softmax beside them.
         step_bytes: Bytes per parameter of an optimizer shard that the optimizer's step adds: fp32 gradients, flattened
             copies.
         loss_chunks: Parts of the tokens whose logits are computed one after the other.
@@ -338,6 +340,7 @@ class RuntimeProfile:
     gathers_tokens: bool = False
     captured_blocks: CapturedBlocks = "none"
     loss_chunks: int = 1
+    copies_softmax: bool = False
     main_weight_bytes: int = 4
     first_moment_bytes: int = 4
     second_moment_bytes: int = 4

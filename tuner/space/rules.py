@@ -791,7 +791,7 @@ _MEGATRON = (
     *(*_FURTHER, *_LAYERS_AGAIN),
     "experts_need_sequence_parallel",
 )
-_FSDP2 = ("fsdp2_pp", "fsdp2_ep", "fsdp2_untied", "fsdp2_fp16")
+_FSDP2 = ("fsdp2_ep", "fsdp2_untied", "fsdp2_fp16")
 _OF_MINDSPEED = {"layers_or_layout": "chunks_filled", "vpp_filled": "vpp_micro_batches"}
 _MEGATRON_2021 = (
     *_EVERY_RUNTIME,
@@ -813,13 +813,14 @@ _SETS: dict[str, tuple[str, ...]] = {
         *_FURTHER,
     ),
     # megatron-core 0.16 transformer_config.py, schedules.py and parallel_state.py (the experts' own tensor degree;
-    # several instances of the distributed optimizer, each with all experts); Megatron-LM training/arguments.py
+    # several instances of the distributed optimizer, each with all experts); Megatron-LM training/arguments.py;
+    # distributed/fsdp/mcore_fsdp_adapter.py (Megatron-FSDP makes its mesh of all ranks, without a dimension of stages)
     "megatron": (
         *(*_MEGATRON, *_SHARD, "offload_needs_sharding", *_FSDP2, "fsdp2_dp_shard", "fsdp2_offload"),
-        *("offload_of_optimizer", "zero_of_optimizer", "dp_shard_of_optimizer"),
+        *("offload_of_optimizer", "zero_of_optimizer", "dp_shard_of_optimizer", "zero_without_pp"),
     ),
     # a framework that nobody named: most that have all of these dimensions descend from Megatron-LM (assumed)
-    "unknown": (*_MEGATRON, *_FSDP2),
+    "unknown": (*_MEGATRON, "fsdp2_pp", *_FSDP2),
     # MindSpeed runs Megatron-LM's checks, repeats key-value heads for Ulysses, fills short chunks with no-op layers
     # (features_manager/pipeline_parallel/noop_layers.py), and knows one instance of the distributed optimizer and
     # rounds of pp micro-batches (both assumed)

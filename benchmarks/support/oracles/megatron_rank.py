@@ -110,6 +110,8 @@ def _run(parser: MegatronParser, words: list[str], environment: Any, setting: Se
         chunks = _joined(given, config)
         if given.use_torch_fsdp2:
             chunks = [_sharded(given, chunk) for chunk in chunks]
+        if given.use_megatron_fsdp:
+            _meshes(given)
         batches = ConstantNumMicroBatchesCalculator(
             given.global_batch_size, given.micro_batch_size, given.data_parallel_size, False, 0
         )
@@ -187,6 +189,22 @@ def _sharded(given: Any, chunk: Any) -> Any:
     DeviceMesh.from_group = lambda group, _: mesh(group, "cpu")
     narrow = Float16Module(chunk.config, chunk)
     return TorchFullyShardedDataParallel(chunk.config, get_megatron_ddp_config(given), narrow)
+
+
+def _meshes(given: Any) -> None:
+    """Make the meshes of Megatron-FSDP, which refuse ranks that they do not know (mcore_fsdp_adapter.py)."""
+    from megatron.core import parallel_state as state
+    from megatron.core.distributed.fsdp import mcore_fsdp_adapter as adapter
+
+    whole = given.num_distributed_optimizer_instances == 1
+    ranks = state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=not whole)
+    of_experts = state.get_expert_data_parallel_group(partial_expert_data_parallel=not whole)
+    outer = () if whole else (state.get_inter_distributed_optimizer_instance_group(),)
+    make = adapter._get_dp_tp_mesh if whole else adapter._get_hsdp_tp_mesh
+    make(*outer, ranks, state.get_tensor_model_parallel_group())
+    if given.num_experts:
+        size = state.get_expert_model_parallel_world_size()
+        make(*outer, of_experts, state.get_expert_tensor_parallel_group(), ep_size=size)
 
 
 def _step(given: Any, data: Iterator[int], model: Any) -> Any:

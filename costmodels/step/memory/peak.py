@@ -513,7 +513,7 @@ def pipeline_ends(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigGrid)
     # (torchtitan components/loss.py, ChunkedLossWrapper and GradAccumulator). FSDP2 adds up in fp32, and copies the sum
     # once more to reduce it.
     elements = elements / runtime.loss_chunks
-    logit_bytes = runtime.logit_bytes
+    logit_bytes = runtime.logit_bytes + 4 * runtime.copies_softmax
     if runtime.loss_chunks > 1:
         added = runtime.gradient_bytes / width * table_gradient if runtime.fsdp2_mixed else table_gradient
         inputs = inputs + (4 + width) * tokens * job.model.hidden_size + added

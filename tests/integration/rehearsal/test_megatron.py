@@ -192,3 +192,37 @@ def test_a_program_leaves_nothing_and_reaches_nobody(tmp_path):
 
     assert "kept apart" in answer["error"]
     assert not (tmp_path / "left.txt").exists()
+
+
+@pytest.mark.parametrize("parts", [(), ("--test-mode", "--qk-layernorm")])
+def test_norms_of_apex_have_a_stand_in(tmp_path, parts):
+    """Layers without Transformer Engine take apex's LayerNorm, which the answer names; their weights are counted."""
+    flags = ("--transformer-impl", "local", "--normalization", "LayerNorm", *parts)
+    (answer,) = rehearsed(write_study(tmp_path, *flags), "--config", "tp=2,dp=4,mbs=1")["ranks"]
+
+    assert answer["verdict"] == "accepted", answer["error"]
+    heads = 2 * 2 * HIDDEN // 8 if parts else 0
+    assert answer["parameters"] == LAYERS * (SPLIT // 2 + 4 * HIDDEN + heads) + VOCABULARY * HIDDEN + 2 * HIDDEN
+    assert any("apex, which is not installed here" in place for place in answer["invented"])
+
+
+def test_flash_attn_stands_in_where_determinism_leaves_no_other_kernel(tmp_path):
+    """On A100 cuDNN's kernel is not deterministic: flash-attn keeps no scores, and the answer names it."""
+    variables = (
+        'environment: {NVTE_ALLOW_NONDETERMINISTIC_ALGO: "0", NCCL_ALGO: Ring, CUBLAS_WORKSPACE_CONFIG: ":4096:8", '
+    )
+
+    def answer_of(*flags):
+        study = write_study(tmp_path, "--deterministic-mode", *flags)
+        study.write_text(
+            study.read_text().replace("dgx-h100", "dgx-a100").replace("PYTHONPATH", variables + "PYTHONPATH")
+        )
+        (answer,) = rehearsed(study, "--config", "dp=8,mbs=1", "--ranks", "0")["ranks"]
+        return answer
+
+    flash, unfused = answer_of(), answer_of("--attention-backend", "unfused")
+
+    assert any("flash-attn" in place for place in flash["invented"])
+    assert not any("flash-attn" in place for place in unfused["invented"])
+    scores = 8 * 1024 * 1024 * 2
+    assert unfused["peak_bytes"] - flash["peak_bytes"] > LAYERS * scores

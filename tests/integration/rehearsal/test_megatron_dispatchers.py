@@ -43,3 +43,20 @@ def test_deep_ep_stands_for_the_exchange(tmp_path, backend):
 
     assert calls(answer, "alltoall") == 0
     assert any("deep_ep, which is not installed here" in place for place in answer["invented"])
+
+
+def test_a_fused_router_is_fewer_operators(tmp_path):
+    """Kernels take the place of the router's operators, and its weights stay."""
+    usual = answer_of(tmp_path, *EXPERTS)
+    fused = answer_of(tmp_path, *EXPERTS, "--moe-router-fusion")
+
+    assert fused["parameters"] == usual["parameters"]
+    assert fused["operators"] < usual["operators"]
+
+
+def test_shards_of_megatron_fsdp_are_trusted(tmp_path):
+    """A rank that holds whole tensors passes the check that other ranks hold the rest, and shards its weights."""
+    flags = ("--use-megatron-fsdp", "--data-parallel-sharding-strategy", "optim_grads_params")
+    answer = answer_of(tmp_path, *EXPERTS, *flags, "--ckpt-format", "fsdp_dtensor", "--calculate-per-token-loss")
+
+    assert calls(answer, "allgather") > 0

@@ -6,6 +6,7 @@ mask selects is known where the framework knows it.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,11 +36,14 @@ _STAY_TRUE = (
 """Operators whose result is true if their first argument is true in all places."""
 
 
-def equal_numbers(shape: tuple[int, ...], value: int) -> torch.Tensor:
-    """Make a tensor that stands for one whole number in all places."""
+def shared_numbers(shape: tuple[int, ...], total: int) -> torch.Tensor:
+    """Make a tensor that stands for whole numbers that add up to a total, none more than one above another."""
     found = _EMPTY(shape, dtype=torch.long)
     with _disable_current_modes():
-        _keep(found, _FULL(shape, value, device="cpu"))
+        count = math.prod(shape)
+        values = _FULL((count,), total // count, dtype=torch.long, device="cpu")
+        values[: total % count] += 1
+        _keep(found, values.reshape(shape))
     return found
 
 

@@ -102,6 +102,26 @@ def test_what_a_row_states_needs_no_source(source):
     assert is_runtime_known(replace(run, stated=StatedSetup())) == (source != "nobody")
 
 
+@pytest.mark.parametrize(
+    ("notes", "expected"),
+    [
+        ("attention-backend=unfused", (False, True, False, False)),
+        ("attention-backend=unfused; attention-dropout=0.0; hidden-dropout=0.0", (False, False, False, False)),
+        ("transformer-impl=transformer_engine; cross-entropy-loss-fusion=True", (True, True, False, True)),
+        (
+            "attention-backend=flash; cross-entropy-loss-fusion=True; cross-entropy-fusion-impl=te",
+            (True, True, True, False),
+        ),
+    ],
+)
+def test_flags_of_megatrons_tests(notes, expected):
+    """Unfused attention drops out unless told otherwise, and compiled losses are not Transformer Engine's."""
+    runtime = setting_of(replace(PLAIN, source="megatron-lm-ci-golden", notes=notes), {}).setting.runtime
+    names = ("fused_attention", "attention_dropout", "fused_cross_entropy", "copies_softmax")
+
+    assert tuple(getattr(runtime, name) for name in names) == expected
+
+
 def test_a_row_states_a_part_of_its_network():
     """What a row leaves open of its network is its source's: AMP's hosts keep their adapters, only faster ones."""
     faster = replace(mixed_run("mixed:12xV100-SXM-16+4xT4-16"), stated=StatedSetup(nic_gb_per_s=2.5))

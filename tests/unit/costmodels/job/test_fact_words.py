@@ -55,8 +55,9 @@ def test_every_spelling_means_its_value():
         ("--optimizer-offload-fraction 0.25", "offload_share", 0.25),
         ("--moe-router-force-load-balancing", "expert_imbalance", 0.0),
         ("--no-check-for-nan-in-loss-and-grad --cuda-graph-scope full", "captured_graph", "none"),
-        ("--cross-entropy-fusion-impl te", "fused_cross_entropy", False),
-        ("--cross-entropy-loss-fusion", "fused_cross_entropy", False),
+        ("--cross-entropy-fusion-impl te", "cross_entropy", "eager"),
+        ("--cross-entropy-loss-fusion", "cross_entropy", "native"),
+        ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", "cross_entropy", "te"),
     ],
 )
 def test_megatrons_flags_and_its_defaults(words, name, value):

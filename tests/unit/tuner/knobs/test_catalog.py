@@ -119,7 +119,6 @@ def test_keys_of_deepspeed_exist():
 
 NO_KNOBS = {
     "attention": "kernels that are not fused are slower everywhere",
-    "fused_cross_entropy": "Transformer Engine's loss is switched off in this version of Megatron-LM",
     "expert_imbalance": "routing that is balanced by force trains nothing",
     "sharding": "each of the two ways has layouts and stages of its own, so that a study has one of them",
     "vocabulary_multiple": "it changes the model",

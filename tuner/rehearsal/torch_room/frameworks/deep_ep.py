@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from tuner.rehearsal.torch_room.known_values import equal_numbers
+from tuner.rehearsal.torch_room.known_values import shared_numbers
 from tuner.rehearsal.torch_room.watch import Watch
 
 
@@ -158,7 +158,7 @@ def _hybrid_class(watch: Watch) -> type:
                 held = (routing_map, torch.empty((sent * self._ranks, num_of_experts_per_rank), dtype=torch.int32))
                 handle = _Handle(sent, received, of_each, held)
             weights = None if probs is None else probs.new_empty((handle.received,))
-            counts = equal_numbers((num_of_experts_per_rank,), handle.of_each)
+            counts = shared_numbers((num_of_experts_per_rank,), handle.received)
             return hidden.new_empty((handle.received, hidden.shape[-1])), weights, None, counts, handle
 
         def combine_with_unpermute(

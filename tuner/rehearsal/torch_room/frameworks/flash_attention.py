@@ -1,13 +1,14 @@
 """Kernels of the package flash-attn, as the tensors that they make.
 
 Shapes and arguments follow flash_attn/flash_attn_interface.py and csrc/flash_attn/flash_api.cpp of Dao-AILab's
-flash-attention, version 2.8: the backward pass sums the gradient of queries in fp32 beside its result, and the
-gradients of keys and values for each head of the queries.
+flash-attention, version 2.8: the backward pass sums the gradient of queries in fp32 beside its result, in deterministic
+mode once for each group of blocks that run at a time, and the gradients of keys and values for each head of queries.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -24,10 +25,12 @@ class _Attention(torch.autograd.Function):
     """Attention that keeps its inputs, its output, and one fp32 number for each query and head."""
 
     @staticmethod
-    def forward(ctx: Any, watch: Watch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, watch: Watch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, deterministic: bool
+    ) -> torch.Tensor:
         out: torch.Tensor
         out, statistics, _, state = _forward(watch, q, k, v)
-        ctx.watch = watch
+        ctx.watch, ctx.deterministic = watch, deterministic
         ctx.save_for_backward(q, k, v, out, statistics, state)
         return out
 
@@ -35,8 +38,8 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         q, k, v, out, statistics, _ = ctx.saved_tensors
         gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        _backward(ctx.watch, grad, q, k, v, out, statistics, *gradients)
-        return None, *gradients
+        _backward(ctx.watch, grad, q, k, v, out, statistics, *gradients, deterministic=ctx.deterministic)
+        return None, *gradients, None
 
 
 def _forward(watch: Watch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
@@ -49,13 +52,23 @@ def _forward(watch: Watch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_
 
 
 def _backward(
-    watch: Watch, _grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any
+    watch: Watch,
+    _grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *_: Any,
+    deterministic: bool = False,
+    **__: Any,
 ) -> torch.Tensor:
     """Return the sums of the softmax's backward pass; the gradients are written where the caller wants them."""
     watch.note("flash.attention_bwd", tuple(q.shape), tuple(k.shape))
     length = -(-q.shape[-3] // _MULTIPLE) * _MULTIPLE
     batch = q.shape[0] if q.dim() == 4 else 1
-    summed = torch.empty((batch, length, q.shape[-2], q.shape[-1]), dtype=torch.float32)
+    rows = batch * q.shape[-2]
+    processors = torch.cuda.get_device_properties().multi_processor_count
+    parts = -(-processors // rows) if deterministic else 1
+    summed = torch.empty((parts, batch, length, q.shape[-2], q.shape[-1]), dtype=torch.float32)
     expanded = [
         torch.empty((*one.shape[:-2], q.shape[-2], one.shape[-1]), dtype=one.dtype)
         for one in (k, v)
@@ -67,7 +80,10 @@ def _backward(
 
 
 def offer_flash_attention(utils: Any, watch: Watch) -> None:
-    """Let Transformer Engine find flash-attn where it would refuse the layout only because it is not installed.
+    """Let Transformer Engine find flash-attn where without it no kernel would do, or one that keeps all scores.
+
+    NVIDIA's containers of PyTorch have it: Megatron-LM's CI on A100 keeps no scores in deterministic mode, in which
+    Transformer Engine leaves cuDNN's kernel out there.
 
     Args:
         utils: Its module of attention's utilities.
@@ -77,13 +93,18 @@ def offer_flash_attention(utils: Any, watch: Watch) -> None:
 
     def get_attention_backend(*given: Any, **named: Any) -> Any:
         found = choose(*given, **named)
-        if not (found[0] or found[2] or found[4]) and not utils.FlashAttentionUtils.is_installed:
+        if not (found[0] or found[2] or utils.FlashAttentionUtils.is_installed or _is_switched_off()):
             _install(utils, watch)
             watch.invented[f"flash-attn {VERSION}, which is not installed here"] += 1
             found = choose(*given, **named)
         return found
 
     utils.get_attention_backend = get_attention_backend
+
+
+def _is_switched_off() -> bool:
+    """Return whether the program switched flash-attn off (Megatron-LM, `--attention-backend`)."""
+    return os.environ.get("NVTE_FLASH_ATTN") == "0"
 
 
 def _install(utils: Any, watch: Watch) -> None:
@@ -95,8 +116,10 @@ def _install(utils: Any, watch: Watch) -> None:
 
     run: Any = _Attention.apply
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> Any:
-        return run(watch, q, k, v)
+    def attend(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, deterministic: bool = False, **__: Any
+    ) -> Any:
+        return run(watch, q, k, v, deterministic)
 
     def bound(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given, **named: function(watch, *given, **named)

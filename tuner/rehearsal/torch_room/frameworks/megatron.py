@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,11 +14,14 @@ import torch
 from tuner.rehearsal.torch_room.groups import with_data
 from tuner.rehearsal.torch_room.host_tensors import in_host_memory
 from tuner.rehearsal.torch_room.invented import answering
-from tuner.rehearsal.torch_room.known_values import count_selected, equal_numbers, selecting
+from tuner.rehearsal.torch_room.known_values import count_selected, selecting, shared_numbers
 from tuner.rehearsal.torch_room.on_import import RankAskedError
 from tuner.rehearsal.torch_room.progress import Progress
 from tuner.rehearsal.torch_room.storages import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
+from tuner.rehearsal.torch_room.watch import NoStandInError
 
+_OF_APEX = ("persist_layer_norm", "layernorm_zero_centered_gamma", "sequence_parallel", "memory_efficient_layer_norm")
+"""Settings of a LayerNorm that apex knows and PyTorch does not."""
 _BALANCED = "tokens of each expert: as many as of any other"
 
 
@@ -32,6 +36,11 @@ def changes(progress: Progress) -> dict[str, Callable[[Any], None]]:
         "megatron.core.transformer.moe.moe_utils": _count_permuted,
         "megatron.core.transformer.moe.token_dispatcher": lambda module: _balance_experts(module, progress),
         "megatron.core.distributed.fsdp.mcore_fsdp_adapter": _compute_meshes,
+        "megatron.core.distributed.fsdp.src.megatron_fsdp.uneven_dtensor": _trust_shards,
+        "megatron.core.pipeline_parallel.fine_grained_activation_offload": _know_no_offloading,
+        "megatron.core.pipeline_parallel.utils": _pin_nothing,
+        "megatron.core.transformer.attention": _compare_nothing,
+        "megatron.core.transformer.torch_norm": lambda module: _offer_layer_norm(module, progress),
         "megatron.training.utils": _pack_nothing,
         "megatron.training.training": lambda module: _follow_loop(module, progress),
     }
@@ -101,10 +110,62 @@ def _prepare() -> None:
 
 
 def _compute_meshes(adapter: Any) -> None:
-    """Let meshes of ranks be computed with the numbers of the ranks."""
+    """Let meshes of ranks be computed with the numbers of the ranks; random numbers of another rank are not loaded."""
+    adapter._load_rng_state_dict = lambda _: None
     for name, held in list(vars(adapter).items()):
         if name.startswith("_get_") and name.endswith("_mesh"):
             setattr(adapter, name, with_data(held))
+
+
+def _trust_shards(uneven: Any) -> None:
+    """Leave out the check that the shards of all ranks cover a tensor: other ranks tell of theirs nothing."""
+    uneven.validate_uneven_dtensor = lambda _: None
+
+
+def _compare_nothing(attention: Any) -> None:
+    """Leave out what `--test-mode` compares: weights of norms with those of other ranks."""
+    attention.SelfAttention.run_realtime_tests = lambda _: None
+
+
+def _know_no_offloading(offload: Any) -> None:
+    """Say where activations would go to the host that nothing stands for it."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NoStandInError("the rehearsal knows no activations that go to the host")
+
+    offload.PipelineOffloadManager.init_model_chunk_offload_handler = refuse
+
+
+def _pin_nothing(utils: Any) -> None:
+    """Leave the process on the processors that it has: none of them is near a device."""
+    utils.set_ideal_affinity_for_current_gpu = lambda: None
+
+
+def _offer_layer_norm(module: Any, progress: Progress) -> None:
+    """Let PyTorch's LayerNorm stand for that of apex, which keeps the same, where only apex could make it."""
+    if importlib.util.find_spec("apex") is not None:
+        return
+    make = module.WrappedTorchNorm.__new__
+
+    def made(cls: Any, config: Any, hidden_size: int, eps: float = 1e-5, *given: Any, **named: Any) -> Any:
+        names = (
+            "persist_layer_norm",
+            "layernorm_zero_centered_gamma",
+            "sequence_parallel",
+            "memory_efficient_layer_norm",
+        )
+        if config.normalization != "LayerNorm" or not any(getattr(config, name) for name in names):
+            return make(cls, config, hidden_size, eps, *given, **named)
+        if config.memory_efficient_layer_norm:
+            raise NoStandInError("the rehearsal knows no LayerNorm of apex that keeps its output")
+        progress.watch.invented["apex, which is not installed here"] += 1
+        norm: Any = torch.nn.LayerNorm(hidden_size, eps=eps)
+        norm.returns_residual = False
+        for weight in norm.parameters():
+            weight.sequence_parallel = config.sequence_parallel
+        return norm
+
+    module.WrappedTorchNorm.__new__ = made
 
 
 def _pack_nothing(utils: Any) -> None:
@@ -242,25 +303,25 @@ def _balance_experts(module: Any, progress: Progress) -> None:
         if point != self.cuda_dtoh_point or self.drop_and_pad:
             return tokens_per_expert
         sent = self.routing_map.shape[0] * self.config.moe_router_topk
-        self.input_splits = self.output_splits = [sent // self.ep_size] * self.ep_size
-        self.output_splits_tp = [sent] * self.tp_size
+        self.input_splits = self.output_splits = shared_numbers((self.ep_size,), sent).tolist()
+        self.output_splits_tp = shared_numbers((self.tp_size,), sent * self.tp_size)
         self.num_out_tokens = sent
         if self.num_local_experts > 1:
             shape = (self.tp_size * self.ep_size, self.num_local_experts)
-            self.num_global_tokens_per_local_expert = equal_numbers(shape, sent // self.num_experts)
+            self.num_global_tokens_per_local_expert = shared_numbers(shape, sent * self.tp_size)
         progress.watch.invented[_BALANCED] += 1
-        return equal_numbers((self.num_local_experts,), sent * self.tp_size // self.num_local_experts)
+        return shared_numbers((self.num_local_experts,), sent * self.tp_size)
 
     gathering = module.MoEAllGatherTokenDispatcher
     sort = gathering.dispatch_postprocess
 
     def dispatch_postprocess(self: Any, hidden_states: Any, probs: Any) -> Any:
         local, experts = self.num_local_experts, self.config.num_moe_experts
-        each = hidden_states.shape[:-1].numel() * self.router_topk // experts
+        held = hidden_states.shape[:-1].numel() * self.router_topk * local // experts
         progress.watch.invented[_BALANCED] += 1
-        with selecting(each * local):
+        with selecting(held):
             sorted_states, _, *others = sort(self, hidden_states, probs)
-        return sorted_states, equal_numbers((local,), each), *others
+        return sorted_states, shared_numbers((local,), held), *others
 
     gathering.dispatch_postprocess = dispatch_postprocess
     _balance_flex(module)

@@ -249,6 +249,52 @@ class Kernels:
         """Return the gradients of both halves and of the probabilities."""
         return self.dswiglu(grad, x), _like(scale)
 
+    def fused_topk_with_score_function_fwd(
+        self,
+        logits: Any,
+        topk: int,
+        _pre_softmax: Any,
+        _groups: Any,
+        _group_topk: Any,
+        _scale: Any,
+        _function: Any,
+        _bias: Any,
+        layout: int = 0,
+        indices: Any = None,
+    ) -> tuple[Any, ...]:
+        """Return the probabilities, the routing map, and the scores in fp32 (transformer_engine/pytorch/router.py)."""
+        self._note("te.router", tuple(logits.shape), (topk,))
+        routed = None if indices is not None else _routing_map(logits, layout)
+        return _like(logits), routed, _new(logits.shape, torch.float32)
+
+    def fused_topk_with_score_function_bwd(self, *given: Any) -> None:
+        """Write the gradient of the router's output, which the caller made."""
+        self._note("te.router", tuple(given[1].shape))
+
+    def fused_score_for_moe_aux_loss_fwd(
+        self, logits: Any, topk: int, score_function: str, routing_map_format: int = 0
+    ) -> tuple[Any, ...]:
+        """Return scores in fp32, the routing map, and what the backward pass reads, in fp32."""
+        self._note("te.router", tuple(logits.shape), (topk, score_function))
+        scores, kept = (_new(logits.shape, torch.float32) for _ in range(2))
+        return scores, _routing_map(logits, routing_map_format), kept
+
+    def fused_score_for_moe_aux_loss_bwd(self, intermediate_output: Any, **_: Any) -> None:
+        """Write the gradient of the router's output, which the caller made."""
+        self._note("te.router", tuple(intermediate_output.shape))
+
+    def fused_moe_aux_loss_fwd(self, probs: Any, **_: Any) -> tuple[Any, Any]:
+        """Return the loss that balances experts, and its constant in fp32."""
+        self._note("te.aux_loss", tuple(probs.shape))
+        return _new((), probs.dtype), _new((), torch.float32)
+
+    fused_moe_aux_loss_fwd_graph_safe = fused_moe_aux_loss_fwd
+
+    def fused_moe_aux_loss_bwd(self, num_rows: int, num_cols: int, grad_aux_loss: Any, **_: Any) -> Any:
+        """Return the gradient of the probabilities."""
+        self._note("te.aux_loss", (num_rows, num_cols))
+        return _new((num_rows, num_cols), grad_aux_loss.dtype)
+
     def multi_tensor_adam(self, *given: Any) -> None:
         """Change weights and moments in place."""
         self._note("te.adam", (sum(one.numel() for one in given[2][0]),))
@@ -309,11 +355,16 @@ class Extension(ModuleType):
 
 
 def stand_in_for_kernels(watch: Watch) -> bool:
-    """Let Transformer Engine and apex's fused gradients be imported; return whether Transformer Engine is there."""
+    """Let Transformer Engine and kernels of apex be imported; return whether Transformer Engine is there."""
     kernels = Kernels(watch)
     apex: Any = ModuleType("fused_weight_gradient_mlp_cuda")
     apex.wgrad_gemm_accum_fp32 = apex.wgrad_gemm_accum_fp16 = kernels.wgrad_gemm_accum
     sys.modules["fused_weight_gradient_mlp_cuda"] = apex
+    for name in ("scaled_softmax_cuda", "scaled_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda"):
+        softmax: Any = ModuleType(name)
+        softmax.forward, softmax.backward = kernels.scaled_softmax_forward, kernels.scaled_softmax_backward
+        softmax.get_batch_per_block = _rows_at_once
+        sys.modules[name] = softmax
     # With this, its package loads no library of CUDA (transformer_engine/common/__init__.py).
     os.environ["NVTE_PROJECT_BUILDING"] = "1"
     os.environ.pop("NVTE_RELEASE_BUILD", None)
@@ -339,6 +390,12 @@ def stand_in_for_kernels(watch: Watch) -> bool:
     return True
 
 
+def _rows_at_once(_queries: int, keys: int, *_: int) -> int:
+    """Return how many rows a block of threads takes (apex, csrc/megatron/scaled_masked_softmax.h)."""
+    padded = 1 << (keys - 1).bit_length()
+    return 128 // min(padded, 32) * (2 if padded <= 128 else 1)
+
+
 def _called(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Let a kernel refuse arguments that its stand-in does not know."""
 
@@ -355,6 +412,13 @@ def _is_causal(mask: int) -> int:
     """Return 1 for a mask that hides later keys, else 0."""
     kinds: Any = sys.modules["transformer_engine_torch"].NVTE_Mask_Type
     return int(any(mask == value for name, value in vars(kinds).items() if "CAUSAL" in name))
+
+
+def _routing_map(logits: torch.Tensor, layout: int) -> torch.Tensor:
+    """Return which experts each token goes to: a bool for each, or a bit."""
+    if layout == sys.modules["transformer_engine_torch"].NVTERoutingMapFormat.BYTEMAP:
+        return _new(logits.shape, torch.bool)
+    return _new((*logits.shape[:-1], -(-logits.shape[-1] // 8)), torch.uint8)
 
 
 def _dtype(given: Any, default: torch.dtype) -> torch.dtype:
