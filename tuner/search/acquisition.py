@@ -26,8 +26,9 @@ from hardware.arrays import FloatArray, IntArray
 LogDraws = NDArray[np.float32] | NDArray[np.float64]
 """Draws of the logarithm of the step time [M, n], infinite where a candidate cannot run."""
 
-UNMEASURED = 4.0
-"""Slowdown that a search counts as long as nothing has been measured; assumed."""
+UNMEASURED = 1.5
+"""Slowdown that a search counts as long as nothing has been measured: the price of a first trial that fails. Of 1.1 to
+8 it leaves the first trials of 34 published sweeps the least mean regret (docs/decisions.md)."""
 
 PRICE = 2
 """Power of a candidate's chance to run that lowers its gain: a trial that fails takes a slot and teaches little. With 0
@@ -123,9 +124,9 @@ class ExpectedLoss(AbstractAcquisition):
 
     The loss of a draw is the log slowdown of the fastest candidate tried against the draw's fastest, averaged over the
     draws. A candidate that cannot run in a draw leaves the loss as it was, and its gain in others is lowered by its
-    chance to run, to the power of PRICE. Pending candidates count as tried, so that trials that run side by side do not
-    chase the same gain. While no candidate that was tried runs, the loss is that of UNMEASURED. If no candidate lessens
-    the loss, this is `UnexploredDraws`.
+    chance to run, to the power of PRICE, once a trial has been measured. Pending candidates count as tried, so that
+    trials that run side by side do not chase the same gain. While no candidate that was tried runs, the loss is that of
+    UNMEASURED. If no candidate lessens the loss, this is `UnexploredDraws`.
 
     It is the expected improvement of the logarithm (Jones et al. 1998) over joint draws in place of a normal
     distribution, in batches as in Ginsbourger et al. 2010.
@@ -142,7 +143,9 @@ class ExpectedLoss(AbstractAcquisition):
         at_worst = np.where(np.isfinite(fastest), fastest + np.float32(np.log(UNMEASURED)), -np.inf)
         incumbent = np.where(np.isfinite(tried), tried, at_worst)
         # the draw's fastest step is the same whatever is tried, so the least loss is the largest gain
-        gains = np.maximum(incumbent[:, None] - drawn, 0.0) * np.isfinite(drawn).mean(axis=0) ** PRICE
+        gains = np.maximum(incumbent[:, None] - drawn, 0.0)
+        if outlook.best_s is not None:  # before, a failure is priced by UNMEASURED
+            gains *= np.isfinite(drawn).mean(axis=0) ** PRICE
         if outlook.layout is not None:
             return self._choose_pair(np.where(outlook.allowed, gains, 0.0), outlook, outlook.layout, rng)
         gain = gains.mean(axis=0)
