@@ -244,11 +244,8 @@ class Taught:
             asked = setting or (None if self.measured is None else subject.setting)
             if asked is None or not self.reaches(asked):
                 return None
-            every, row, same_as = (
-                self._beside([(asked, np.array([0]))], grid),
-                len(self.grid),
-                self._same_as(asked, grid),
-            )
+            every, row = self._beside([(asked, np.array([0]))], grid), len(self.grid)
+            same_as = self._same_as(asked, grid)
             memory = subject.with_setting(asked).forecast(grid).memory
         rows = np.array([row])
         judged = self._judge(every, rows, same_as, memory, is_own=at is not None)
@@ -316,7 +313,9 @@ class Taught:
         whose[rows] = np.where(same_as >= 0, same_as, rows)
         expected = posterior.expected(seen, whose)
         ran = np.isin(whose[rows], sorted(seen.explored))
-        is_broken = expected.is_broken[rows] | every.needs_as_much(sorted(seen.misfits), rows)
+        is_broken = expected.is_broken[rows]
+        if not is_own:
+            is_broken |= every.needs_as_much(sorted(seen.misfits), rows)
         log_room = np.log((1 - self.prepared.problem.options.memory_headroom) * memory.capacity_bytes)
         needed = posterior.memory_after(seen)
         chance = np.ones(len(rows)) if needed is None else 1 - needed.probability_above(log_room, rows)

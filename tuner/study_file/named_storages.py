@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hardware.io.config_file import read_text
 from hardware.io.errors import ConfigError, shown_url
+from hardware.io.input_file import open_input
 from hardware.io.looking import NoRightsError, look_at
 from tuner.study_file.key_errors import under
 from tuner.study_file.paths import StudyPaths
@@ -129,10 +130,10 @@ def _holds(address: StorageAddress, name: str) -> bool | None:
 def _journal_holds(file: Path, name: str) -> bool | None:
     """Return whether a journal holds the study, by the entries that Optuna writes for its studies."""
     try:
-        with file.open("rb") as lines:
+        with open_input(file) as lines:
             # the name is looked for before a line is parsed: most lines are of trials
             return any(b'"study_name"' in line and _names(line, name) for line in lines)
-    except OSError:
+    except (OSError, ConfigError):
         return None
 
 

@@ -30,7 +30,7 @@ from tuner.run.studies import stored_study
 from tuner.search.earlier_runs import facts_of_profile
 from tuner.search.observations import OBSERVATION
 from tuner.storage.history import Past, keep_run, make_tables, past_of, read_past
-from tuner.storage.history.tables import METADATA, RUNS, SAMPLES, VERSION
+from tuner.storage.history.tables import METADATA, REHEARSALS, RUNS, SAMPLES, VERSION
 from tuner.storage.opening import open_store, reading
 from tuner.study_file.config import load_study
 from tuner.study_file.storage_address import StorageAddress
@@ -95,7 +95,7 @@ def forget_tables(url):
     """Makes the database what an older Meshtune left."""
     engine = open_store(StorageAddress.parse(url)).engine
     with engine.begin() as connection:
-        for table in (SAMPLES.name, RUNS.name, "meshtune_history"):
+        for table in (SAMPLES.name, RUNS.name, REHEARSALS.name, "meshtune_history"):
             connection.execute(text(f"DROP TABLE {table}"))
     engine.dispose()
 
