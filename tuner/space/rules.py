@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodels.blocks.experts import slot_sizes
+from costmodels.blocks.dense_mlp import DenseMlp
+from costmodels.blocks.experts import Experts, slot_sizes
 from costmodels.job.parallel_config import DIMENSIONS, OFFLOAD_MODES, RECOMPUTE_MODES
 from costmodels.job.setting import Setting
 from costmodels.optimizers.registry import OPTIMIZERS
@@ -131,6 +132,14 @@ def _split_length(c: Columns, chunks: IntArray) -> IntArray:
 
 def _ffn_sizes(s: Setting) -> list[int]:
     return list(s.job.model.sizes("ffn"))
+
+
+def _told_ffn_sizes(s: Setting) -> list[int]:
+    """Return what Megatron-LM is told as --ffn-hidden-size of gated MLPs: of dense ones, else of experts."""
+    blocks = {block for layer in s.job.model.layers for block in layer}
+    dense = [one for one in blocks if isinstance(one, DenseMlp)]
+    experts = [one for one in blocks if isinstance(one, Experts)]
+    return sorted({one.ffn_size for one in dense or experts if one.gated})
 
 
 def _explain_ffn(s: Setting) -> str:
@@ -328,6 +337,18 @@ RULES: dict[str, Rule] = {
                 & _all_divide(s.job.model.sizes("expert_ffn"), _expert_tensor(c))
             ),
             reason=_explain_ffn,
+        ),
+        Rule(
+            # Megatron-LM training/initialize.py, _warmup_jit_function: SwiGLU of a rank's share of the inner size
+            name="ffn_halves",
+            needs=("tp",),
+            keep=lambda s, c: np.all(
+                [np.ones(len(c["tp"]), dtype=bool), *(size // c["tp"] % 2 == 0 for size in _told_ffn_sizes(s))], axis=0
+            ),
+            reason=lambda s: (
+                f"a rank's share of the inner size of gated MLPs ({_joined(_told_ffn_sizes(s))}/tp) must be even: "
+                f"{s.runtime.name} warms its kernels up with as many columns, and takes half of them for the gate"
+            ),
         ),
         Rule(
             name="sequence",
@@ -817,7 +838,7 @@ _SETS: dict[str, tuple[str, ...]] = {
     # distributed/fsdp/mcore_fsdp_adapter.py (Megatron-FSDP makes its mesh of all ranks, without a dimension of stages)
     "megatron": (
         *(*_MEGATRON, *_SHARD, "offload_needs_sharding", *_FSDP2, "fsdp2_dp_shard", "fsdp2_offload"),
-        *("offload_of_optimizer", "zero_of_optimizer", "dp_shard_of_optimizer", "zero_without_pp"),
+        *("offload_of_optimizer", "zero_of_optimizer", "dp_shard_of_optimizer", "zero_without_pp", "ffn_halves"),
     ),
     # a framework that nobody named: most that have all of these dimensions descend from Megatron-LM (assumed)
     "unknown": (*_MEGATRON, "fsdp2_pp", *_FSDP2),

@@ -42,6 +42,7 @@ _STAGE = (
 _SEARCHED = "a rule of the search, not of the framework: the same layers in more chunks only send more"
 _ONE_MESH = "the framework takes the flag for copies and shards over all replicas nevertheless"
 _UNEQUAL = "tensors of unequal shares, which the cost model does not price: it takes those of equal ones"
+_WARM = "a refusal of the warm-up of compiled kernels, which is left out here; rehearsals run it"
 _EMPTY = "chunks between the ends without a layer, which only pass activations on"
 
 FRAMEWORKS: dict[str, Framework] = {
@@ -59,13 +60,13 @@ FRAMEWORKS: dict[str, Framework] = {
         module="megatron.core",
         make=megatron_oracle,
         edges=Edges(runtimes=("megatron-core",), facts=((), (), (("sharding", "fsdp2"),))),
-        known={"vpp_shortens": _SEARCHED, "layers_or_layout": _EMPTY, "fsdp2_dp_shard": _ONE_MESH},
+        known={"vpp_shortens": _SEARCHED, "layers_or_layout": _EMPTY, "fsdp2_dp_shard": _ONE_MESH, "ffn_halves": _WARM},
     ),
     "megatron-hybrid": Framework(
         module="megatron.core",
         make=megatron_oracle,
         edges=Edges(runtimes=("megatron-core",), adapt=hybrid),
-        known={"vpp_shortens": _SEARCHED, "layers_or_layout": _EMPTY},
+        known={"vpp_shortens": _SEARCHED, "layers_or_layout": _EMPTY, "ffn_halves": _WARM},
     ),
     "nanotron": Framework(
         module="nanotron",

@@ -51,6 +51,13 @@ def test_a_program_reads_its_data_and_scales_its_loss(tmp_path):
     assert not any("DataLoader" in place or "torch/utils" in place for place in found["invented"])
 
 
+def test_a_copy_of_the_model_has_weights_of_its_own(tmp_path):
+    """A program that averages its weights copies the model: its peak has them twice."""
+    usual, averaged = (rehearsed(tmp_path, "plain.py", *words)["peak_bytes"] for words in ((), ("--average",)))
+
+    assert averaged - usual == 4 * PARAMETERS
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [(("--read", "no/such/tokens.bin"), "no/such/tokens.bin"), (("--read", "http://data.example/tokens"), "URLError")],

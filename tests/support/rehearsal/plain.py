@@ -1,6 +1,7 @@
 """Training program of plain PyTorch: a small model under DDP or FSDP, which asks for its rank and its loss."""
 
 import argparse
+import copy
 import os
 import sys
 from pathlib import Path
@@ -47,7 +48,7 @@ if __name__ == "__main__":
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--wrapper", choices=("ddp", "fsdp", "fsdp1"), default="ddp")
     parser.add_argument("--read")
-    for flag in ("--data", "--half", "--recompute", "--compile"):
+    for flag in ("--data", "--half", "--recompute", "--compile", "--average"):
         parser.add_argument(flag, action="store_true")
     arguments = parser.parse_args()
     if arguments.read:
@@ -58,6 +59,7 @@ if __name__ == "__main__":
     torch.cuda.set_device(device)
     hidden = arguments.hidden
     layers = nn.Sequential(*(nn.Linear(hidden, hidden, bias=False) for _ in range(4))).to(device)
+    average = copy.deepcopy(layers) if arguments.average else None
     model = wrapped(layers, arguments, device)
     if arguments.compile:
         model = torch.compile(model)

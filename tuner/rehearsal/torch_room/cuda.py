@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tuner.rehearsal.torch_room.groups import with_data
 from tuner.rehearsal.torch_room.host_tensors import on_device
 from tuner.rehearsal.torch_room.known_values import answer_lists
 from tuner.rehearsal.torch_room.placement import CPU, OnCpu
@@ -167,11 +168,25 @@ def _stand_in_for_tensors() -> None:
     storage: Any = torch.UntypedStorage
     address, of_storage = tensor.data_ptr, storage.data_ptr
     storage.data_ptr = lambda own: own._cdata * _ALIGNED if own.device.type == "meta" else of_storage(own)
-    tensor.data_ptr = lambda own: (
-        own.untyped_storage().data_ptr() + own.storage_offset() * own.element_size()
-        if isinstance(own, FakeTensor)
-        else address(own)
-    )
+    copy, copying = tensor.__deepcopy__, list[bool]()
+
+    def data_ptr(own: Any) -> int:
+        if not isinstance(own, FakeTensor):
+            return int(address(own))
+        return 0 if copying else own.untyped_storage().data_ptr() + own.storage_offset() * own.element_size()
+
+    copy_data = with_data(copy)
+
+    def copied(own: Any, memo: Any) -> Any:
+        if type(own) is torch.Tensor:  # it has data, as a mesh of ranks does
+            return copy_data(own, memo)
+        copying.append(True)  # PyTorch clones a tensor without an address; of others it copies the storage
+        try:
+            return copy(own, memo)
+        finally:
+            copying.pop()
+
+    tensor.data_ptr, tensor.__deepcopy__ = data_ptr, copied
     cast = tensor.type
 
     def of_device(own: Any, *given: Any, **named: Any) -> Any:

@@ -72,6 +72,8 @@ class Case:
         if any(not model.plain.is_moe_layer(layer) for layer in range(model.num_layers)):
             sizes.append(model.plain.ffn_size)
         self.mlp_divides = all(size % self.tp == 0 for size in sizes)
+        told = model.plain.ffn_size if len(sizes) == 3 else model.plain.expert_ffn_size
+        self.halves_are_equal = told // self.tp % 2 == 0
         slots = slots_per_expert(self.length, top_k=model.top_k, num_experts=self.experts) if model.is_moe else 0
         self.token_chunks = math.gcd(self.length, slots) if slots else 0
         self.tied = model.tied_embeddings
@@ -123,8 +125,9 @@ def mindspeed(c):
 
 
 def megatron(c):
-    """As above, with key-value heads for Ulysses too, first and last chunks without layers, and rounds of any size."""
+    """As above, with key-value heads for Ulysses and halves of MLPs, ends without layers, and rounds of any size."""
     obeys = equal_heads(c) and c.replicas % c.ep == 0 and max(c.kv_heads // c.tp, 1) % c.up == 0
+    obeys = obeys and c.halves_are_equal
     return obeys and c.pp * c.vpp <= c.layers + 2 and (c.vpp == 1 or (c.pp > 1 and c.micro_batches >= c.pp))
 
 
@@ -447,6 +450,7 @@ def test_each_rule_alone_is_the_reason_of_some_refusal(rule_set):
         (setting_of(rule_set, devices_per_host=4, num_layers=4, tied_embeddings=True), ()),
         (setting_of(rule_set, devices_per_host=1, runtime={"zero_stages": (0, 1, 2, 3)}), OPENED),
         (setting_of(rule_set, devices_per_host=4, vocab_size=50), ()),
+        (setting_of(rule_set, devices_per_host=4, ffn_size=12), ()),
         (setting_of(rule_set, **SIX_RANKS, num_heads=6, num_kv_heads=2), ()),
         (setting_of(rule_set, **SIX_RANKS, num_heads=12, num_kv_heads=4, head_dim=48), ()),
         (setting_of(rule_set, devices_per_host=8, sequence_length=1280, job={"zero_stage": 2}, **MOE), OPENED),
