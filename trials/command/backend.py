@@ -286,8 +286,11 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         Args:
             config: Configuration of the trial.
             trial_number: Number of the trial.
-            training: Values of the placeholders that say where in a training it runs; None outside of one.
+            training: Values of the placeholders that say where in a training it runs; None for those of the next trial,
+                or outside of a training.
         """
+        if training is None and self.training is not None:
+            training = self._place_in_training(self.training.progress(), self.training.place_of(trial_number))
         job = self.job
         values = values_of(
             job, self.cluster, config, trial_number=trial_number, warmup_steps=self.warmup_steps, steps=self.steps
@@ -338,10 +341,7 @@ class CommandBackend(UserCommand, AbstractRankBackend):
 
     def starts(self, config: ParallelConfig, *, trial_number: int) -> Started:
         """Return the command, variables and files of a trial, and its batch file if it is a job."""
-        inside = None
-        if self.training is not None:
-            inside = self._place_in_training(self.training.progress(), self.training.place_of(trial_number))
-        plan = shown_plan(self.plan(config, trial_number, inside))
+        plan = shown_plan(self.plan(config, trial_number))
         if self.slurm is None:
             num_hosts = len(self.hosts)
             return what_starts(plan, None, where=_on_hosts(num_hosts), num_hosts=num_hosts)

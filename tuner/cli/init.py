@@ -145,6 +145,12 @@ def init(
         int | None,
         Option(metavar="N", help="Hosts that trials occupy at most: they are smaller jobs, and none takes all hosts."),
     ] = None,
+    checkpoints: Annotated[
+        str | None,
+        Option(
+            metavar="FOLDER", help="Run trials inside of the training: each goes on from the last one's checkpoint."
+        ),
+    ] = None,
     ignore_flags: Annotated[str | None, Option(IGNORE.option, metavar=IGNORE.metavar, help=IGNORE.help)] = None,
     out: Annotated[Path, Option(metavar="STUDY", help="Study file to write.")] = Path("study.yaml"),
     force: Annotated[bool, Option("--force", help="Replace existing files.")] = False,
@@ -176,6 +182,7 @@ def init(
             beside: dict[str, Any] = {f"from-{name}": file for name, file in files.items() if file is not None}
             beside |= {"from-torch": other, "capture": True if capture else None}
             beside |= {"model": model, "runtime": runtime, "config": config, "trial-hosts": trial_hosts}
+            beside |= {"checkpoints": checkpoints}
             beside |= {"ignore-flags": ignore_flags}
             _init_own_step(world, factory, cluster, {**beside, **answers}, out, force=force, as_json=as_json)
             return
@@ -195,7 +202,8 @@ def init(
 
     given = {key: text for key, text in answers.items() if text is not None}
     named = {"cluster": cluster, "model": model, "runtime": runtime, "config": config, **given}
-    named |= {"trial_hosts": None if trial_hosts is None else str(trial_hosts), "ignore_flags": ignore_flags}
+    named |= {"trial_hosts": None if trial_hosts is None else str(trial_hosts), "checkpoints": checkpoints}
+    named |= {"ignore_flags": ignore_flags}
     added = Added(
         cluster=cluster,
         model=model,
@@ -203,6 +211,7 @@ def init(
         answers=({} if config is None else _parse_config(config))
         | {key: parse_answer(key, text) for key, text in given.items()},
         trial_hosts=trial_hosts,
+        checkpoints=checkpoints,
         ignored=parse_ignored(ignore_flags or ""),
         command=_command_so_far({**files, **several}, named, out, arguments, capture=capture),
     )

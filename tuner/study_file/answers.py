@@ -30,6 +30,7 @@ class Added:
         runtime: Name of the runtime profile.
         answers: Values of keys of QUESTIONS, which replace the file's.
         trial_hosts: Number of hosts that trials occupy at most, by smaller jobs; None lets them take all.
+        checkpoints: Folder of the checkpoints of a training, inside of which trials run; None runs them outside of one.
         ignored: Names of the script's flags, with dashes, that the study leaves out.
         command: Command line so far, up to `--` and from there on, to which a message adds what is missing.
     """
@@ -39,6 +40,7 @@ class Added:
     runtime: str | None = None
     answers: Mapping[str, Value] = field(default_factory=dict)
     trial_hosts: int | None = None
+    checkpoints: str | None = None
     ignored: frozenset[str] = frozenset()
     command: tuple[str, str] = ("meshtune init", "")
 

@@ -39,6 +39,7 @@ from tuner.imports.without_secrets import without_secrets
 from tuner.study_file.answers import Added, check_complete, is_ignored
 from tuner.study_file.cluster_keys import check_formats, cluster_keys, hosts_of, notes_on_domains, relative_path
 from tuner.study_file.exported_flags import tells_layers
+from tuner.study_file.in_training import OPTION, in_training, training_lines
 from tuner.study_file.text import model_text, proxy_line, study_text
 
 MOST_BYTES = 250_000
@@ -208,6 +209,9 @@ def new_study(imported: Imported, added: Added, *, file: Path, out: Path, model_
         if unsaid and command.framework in ("megatron", "mindspeed") and not command.unknown:
             command = replace(command, unknown=(f"its words do not say {', '.join(unsaid)}, which an option answers",))
         imported = replace(imported, command=command)
+    training = _training(imported, added, out)
+    if training:
+        imported = replace(imported, command=in_training(imported.command))
     own_file = "" if reference else f"{out.stem}-model.yaml"
     steps = _read_steps(imported, present, cluster.num_devices)
     if steps is not None:
@@ -222,7 +226,7 @@ def new_study(imported: Imported, added: Added, *, file: Path, out: Path, model_
             file=file,
             measured=steps.measured if steps else None,
             facts=facts_beyond(imported.facts, runtime, present.job, model),
-            proxy=_proxy(imported, added, cluster, model),
+            further=training or _proxy(imported, added, cluster, model),
         ),
         model_file=own_file,
         model_text="" if reference else model_text(model, file),
@@ -234,7 +238,21 @@ def new_study(imported: Imported, added: Added, *, file: Path, out: Path, model_
     )
 
 
-def _proxy(imported: Imported, added: Added, cluster: Cluster, model: ModelSpec) -> str:
+def _training(imported: Imported, added: Added, out: Path) -> list[str]:
+    """Return the lines of `trial:` for trials inside of a training; none where they are not asked for.
+
+    Raises:
+        ConfigError: The command cannot go on from a checkpoint, or trials shall be smaller jobs too.
+    """
+    if added.checkpoints is None:
+        return []
+    if added.trial_hosts is not None:
+        rule = "needs trials at full size, and --trial-hosts makes them smaller jobs"
+        raise ConfigError(rule, key=OPTION, value=added.checkpoints)
+    return training_lines(in_training(imported.command), added.checkpoints, out)
+
+
+def _proxy(imported: Imported, added: Added, cluster: Cluster, model: ModelSpec) -> list[str]:
     """Return the line of `trial:` for smaller jobs: asked for, or proposed where the command can be told its layers.
 
     Raises:
@@ -245,11 +263,11 @@ def _proxy(imported: Imported, added: Added, cluster: Cluster, model: ModelSpec)
         if not 0 < hosts < all_hosts:
             rule = f"must be from 1 to {all_hosts - 1}, below the hosts of the cluster"
             raise ConfigError(rule, key="--trial-hosts", value=hosts)
-        return proxy_line(hosts, is_asked=True)
+        return [proxy_line(hosts, is_asked=True)]
     proposes = command is not None and len(cluster.groups) == 1 and all_hosts >= MANY_HOSTS
     if command is None or not proposes or not tells_layers(command.flags or command.framework, model):
-        return ""
-    return proxy_line(2, is_asked=False)
+        return []
+    return [proxy_line(2, is_asked=False)]
 
 
 def _read_steps(imported: Imported, present: Present, devices: int) -> StepsRead | None:

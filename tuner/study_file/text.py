@@ -33,9 +33,9 @@ def study_text(
     file: Path,
     measured: Measured | None = None,
     facts: Mapping[str, Any] | None = None,
-    proxy: str = "",
+    further: Sequence[str] = (),
 ) -> str:
-    """Return the text of the study file; `file` is the framework's, for comments, and `proxy` a line of `trial:`."""
+    """Return the text of the study file; `file` is the framework's, for comments, and `further` lines end `trial:`."""
     uneven = re.findall(r"([a-z_]+)=", str(present.current.get("assignment", "")))
     lines = [
         *_head(imported, file, has_current=bool(present.current)),
@@ -53,7 +53,7 @@ def study_text(
         lines.append(f"current: {_flow(present.current)}  # in use today: never pruned, and the first trial")
     if measured is not None:
         lines += _measured(measured, counts=imported.command is not None and not imported.command.unknown)
-    lines += ["search: {max_trials: 40, seed: 0}", *_trial(imported, file, proxy)]
+    lines += ["search: {max_trials: 40, seed: 0}", *_trial(imported, file, further)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -104,10 +104,10 @@ def proxy_line(hosts: int, *, is_asked: bool) -> str:
     return f"  # proxy: {{hosts: {hosts}}}  # lets most trials run smaller jobs on {on}, in place of the whole cluster"
 
 
-def _trial(imported: Imported, file: Path, proxy: str) -> list[str]:
+def _trial(imported: Imported, file: Path, further: Sequence[str]) -> list[str]:
     command = imported.command
-    is_asked = bool(proxy) and "#" not in proxy[:4]
-    simulated = ["trial:", "  backend: simulated", proxy] if is_asked else ["trial: {backend: simulated}"]
+    is_asked = any("#" not in line[:4] for line in further)
+    simulated = ["trial:", "  backend: simulated", *further] if is_asked else ["trial: {backend: simulated}"]
     script = (command.script if command else "") or file.name
     if command is None:
         return [
@@ -118,7 +118,7 @@ def _trial(imported: Imported, file: Path, proxy: str) -> list[str]:
         return [
             f"# Each trial runs the command of {_comment(script)} with its own flags until enough steps are timed.",
             *_list_left_out(command),
-            *_command(command, proxy),
+            *_command(command, further),
         ]
     above = "lines" if is_asked else "line"
     return [
@@ -127,7 +127,7 @@ def _trial(imported: Imported, file: Path, proxy: str) -> list[str]:
         "# this is settled:",
         *(f"#   {_comment(why)}" for why in command.unknown),
         *_list_left_out(command),
-        *(f"# {line}" for line in _command(command, proxy)),
+        *(f"# {line}" for line in _command(command, further)),
     ]
 
 
@@ -143,7 +143,7 @@ def _list_left_out(command: LaunchCommand) -> list[str]:
     return [f"# {what}: {_comment(names)}" for what, names in told.items() if names]
 
 
-def _command(command: LaunchCommand, proxy: str) -> list[str]:
+def _command(command: LaunchCommand, further: Sequence[str]) -> list[str]:
     environment = [f"  environment: {_flow(dict(command.environment))}"] if command.environment else []
     return [
         "trial:",
@@ -159,7 +159,7 @@ def _command(command: LaunchCommand, proxy: str) -> list[str]:
         f"  log: {command.framework}"
         if command.steps_per_line == 1
         else f"  log: {_flow({'format': command.framework, 'steps_per_line': command.steps_per_line})}",
-        *([proxy] if proxy else []),
+        *further,
     ]
 
 

@@ -10,6 +10,7 @@ from costmodels.job.parallel_config import ParallelConfig
 from trials.command.backend import CommandBackend
 from trials.command.own_words import Segment, segments_of
 from trials.command.placeholders import FLAGS, KNOBS, ON_HOST, VARIABLE, fill_all, names_in
+from trials.command.training_folder import TRAINING
 from tuner.imports import LaunchCommand
 
 _BY_STUDY = "the study has another value than the script"
@@ -46,6 +47,7 @@ def word_differences(command: LaunchCommand, backend: CommandBackend, current: P
     plan = backend.plan(current, 0)
     unknown = {name for word in (*plan.arguments, *command.words) for name in _names(word)}
     values = {name: f"{{{name}}}" for name in (*ON_HOST, *unknown)} | dict(plan.values)
+    values |= {name: f"{{{name}}}" for name in TRAINING}  # folders of a trial
     trial = fill_all(plan.arguments, values, {FLAGS: plan.flags, KNOBS: plan.knobs})
     script = fill_all(command.words, values, {})
     found = _of_words(segments_of(script), segments_of(trial), command.reasons)

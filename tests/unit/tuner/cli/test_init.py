@@ -105,6 +105,31 @@ def test_trials_on_few_hosts_are_written(meshtune, tmp_path):
     assert load_study(proposed).trials.proxy.full_trials == 3
 
 
+def test_trials_inside_of_a_training_are_written(meshtune, tmp_path):
+    """`--checkpoints` lets trials load and save in the place of the script, from the checkpoint that it loads if that
+    is here; the first trial's folders are those of the study, and the words say why.
+    """
+    done = init(meshtune, tmp_path, ARRAYS, "--checkpoints", "mine")
+    shown = meshtune("trial", tmp_path / "study.yaml", "--dry-run", "--json").json["command"]
+
+    assert shown[shown.index("--load") + 1] == str(tmp_path / "mine" / "new")
+    assert shown[shown.index("--save") + 1] == str(tmp_path / "mine" / "trial-0000")
+    assert shown[shown.index("--exit-interval") + 1] == "7"
+    assert "--dist-ckpt-optim-fully-reshardable" in shown
+    assert "{new_checkpoint}: trials run inside of a training" in done.out
+    assert "must not do: --save-interval" in (tmp_path / "study.yaml").read_text(encoding="utf-8")
+
+    (tmp_path / "old" / "iter_0000120").mkdir(parents=True)
+    (tmp_path / "old" / "latest_checkpointed_iteration.txt").write_text("120", encoding="utf-8")
+    init(meshtune, tmp_path, f"{ARRAYS.rstrip()} --load old\n", "--checkpoints", "mine", "--force")
+    shown = meshtune("trial", tmp_path / "study.yaml", "--dry-run", "--json").json["command"]
+
+    assert shown[shown.index("--load") + 1] == str(tmp_path / "old")
+    assert shown[shown.index("--exit-interval") + 1] == "127"
+    smaller = init(meshtune, tmp_path, ARRAYS, "--checkpoints", "mine", "--trial-hosts", "2", "--force")
+    assert_users_mistake(smaller, "--checkpoints", "needs trials at full size")
+
+
 @pytest.mark.parametrize("hosts", ["0", "4", "9"])
 def test_trials_have_fewer_hosts_than_the_cluster(meshtune, tmp_path, hosts):
     """As many hosts as the cluster has, or none, are refused with the range."""
