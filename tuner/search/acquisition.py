@@ -27,13 +27,13 @@ LogDraws = NDArray[np.float32] | NDArray[np.float64]
 """Draws of the logarithm of the step time [M, n], infinite where a candidate cannot run."""
 
 UNMEASURED = 1.5
-"""Slowdown that a search counts as long as nothing has been measured: the price of a first trial that fails. Of 1.1 to
-8 it leaves the first trials of 34 published sweeps the least mean regret (docs/decisions.md)."""
+"""Slowdown that a search counts as long as nothing has been measured: the price of a first trial that fails. First
+trials of published sweeps have the least regret from 1.25 to 2, and fail below (docs/decisions.md)."""
 
-PRICE = 2
-"""Power of a candidate's chance to run that lowers its gain: a trial that fails takes a slot and teaches little. With 0
-a small chance of a large gain is worth a trial again and again, and a search that is almost over makes no others
-(chosen by hand; see docs/decisions.md)."""
+SHARPNESS = 3
+"""Power of the odds to run that price a candidate's gain: a trial that fails takes a slot and teaches little. Without
+a price, a large gain at a chance of 5% is worth a trial again and again, and a search that is almost over makes no
+others. A power of the chance itself would also spare what probably runs (chosen by hand; see docs/decisions.md)."""
 
 LIKELY_TO_RUN = 0.5
 """Share of the draws in which a candidate must run for its spread to mean anything; assumed."""
@@ -123,9 +123,9 @@ class ExpectedLoss(AbstractAcquisition):
     """Choice of the candidate after whose trial the search would lose least if it ended; the default.
 
     The loss of a draw is the log slowdown of the fastest candidate tried against the draw's fastest, averaged over the
-    draws. A candidate that cannot run in a draw leaves the loss as it was, and its gain in others is lowered by its
-    chance to run, to the power of PRICE, once a trial has been measured. Pending candidates count as tried, so that
-    trials that run side by side do not chase the same gain. While no candidate that was tried runs, the loss is that of
+    draws. A candidate that cannot run in a draw leaves the loss as it was, and its gain in others is priced by its
+    chance to run, whose odds are raised to the power of SHARPNESS. Pending candidates count as tried, so that trials
+    that run side by side do not chase the same gain. While no candidate that was tried runs, the loss is that of
     UNMEASURED. If no candidate lessens the loss, this is `UnexploredDraws`.
 
     It is the expected improvement of the logarithm (Jones et al. 1998) over joint draws in place of a normal
@@ -143,9 +143,9 @@ class ExpectedLoss(AbstractAcquisition):
         at_worst = np.where(np.isfinite(fastest), fastest + np.float32(np.log(UNMEASURED)), -np.inf)
         incumbent = np.where(np.isfinite(tried), tried, at_worst)
         # the draw's fastest step is the same whatever is tried, so the least loss is the largest gain
-        gains = np.maximum(incumbent[:, None] - drawn, 0.0)
-        if outlook.best_s is not None:  # before, a failure is priced by UNMEASURED
-            gains *= np.isfinite(drawn).mean(axis=0) ** PRICE
+        runs = np.isfinite(drawn).mean(axis=0) ** SHARPNESS
+        fails = np.isinf(drawn).mean(axis=0) ** SHARPNESS
+        gains = np.maximum(incumbent[:, None] - drawn, 0.0) * (runs / (runs + fails))
         if outlook.layout is not None:
             return self._choose_pair(np.where(outlook.allowed, gains, 0.0), outlook, outlook.layout, rng)
         gain = gains.mean(axis=0)

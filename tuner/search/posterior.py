@@ -279,7 +279,7 @@ class Posterior:
             np.array(sorted(which - told.memory_shifts.keys()), dtype=np.int64)
             for which in (set(told.measured.tolist()), told.misfits | told.crashed)
         )
-        if not len(ran) + len(failed):
+        if not len(failed):  # where nothing fails there is nothing to tell apart
             return
         log_capacity = np.log(self.predicted.capacity_bytes).astype(np.float32)
         before = (needed > log_capacity).mean(axis=0)

@@ -186,7 +186,7 @@ def kinds_of(posterior, grid):
 
 def test_crashes_of_one_kind_make_it_rare(posterior, grid):
     """Three crashes with vpp above 1, beside two without that ran: the others of the kind run in under half as many
-    draws as before, those without in over three quarters of what they did.
+    draws as before, those without in over seven tenths of what they did.
     """
     broken, sound = kinds_of(posterior, grid)
     crashed = frozenset(broken[:: len(broken) // 3][:3].tolist())
@@ -198,7 +198,7 @@ def test_crashes_of_one_kind_make_it_rare(posterior, grid):
 
     others = np.setdiff1d(broken, sorted(crashed))
     assert after[others].mean() < 0.5 * before[others].mean()
-    assert after[sound].mean() > 0.75 * before[sound].mean()
+    assert after[sound].mean() > 0.7 * before[sound].mean()
 
 
 def test_the_same_evidence_and_stream_give_the_same_draws(posterior):
