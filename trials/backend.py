@@ -331,6 +331,11 @@ class AbstractBackend(ABC):
         return False
 
     @property
+    def goes_on(self) -> bool:
+        """Whether a trial begins with what the one before has left, so that only one may run at a time."""
+        return False
+
+    @property
     def waits_in_queue(self) -> bool:
         """Whether a trial waits for its devices in a queue, and says when it has them; its time begins then."""
         return False
@@ -399,6 +404,21 @@ class AbstractBackend(ABC):
     def starts(self, config: ParallelConfig, *, trial_number: int) -> Started:  # noqa: ARG002 # most start no command
         """Return what a trial of a configuration would start, without starting it."""
         return Started(in_words=self.trial_in_words)
+
+    def loading_nothing(self) -> Self:
+        """Return this backend with trials that load no checkpoint, as a rehearsal runs them."""
+        return self
+
+    def in_training(self) -> Mapping[str, Any] | None:
+        """Return the state of the training in which the trials run, as JSON; None if what they train is thrown away.
+
+        It holds the `step` and the `checkpoint` that the training has come to, the `trials` whose steps count, and all
+        that `in_words`.
+
+        Raises:
+            ConfigError: The state cannot be read.
+        """
+        return None
 
     def keeping_logs(self, folder: Path) -> Self:  # noqa: ARG002 # most backends keep no logs
         """Return this backend with whole logs of trials kept in a folder, unless they are kept already."""

@@ -31,6 +31,10 @@ _TRAINING = (
     "what the study's `limits.tokens` take with the best: `seconds`, `device_hours`, `cost`, and the limits that this "
     "`breaks`; null without such limits"
 )
+_IN_TRAINING = (
+    "training in which the trials run (`trial.training`): the `step` and `checkpoint` it has come to, the `trials` "
+    "whose steps count, with `first_step` and `last_step`, and all that `in_words`; null without one"
+)
 _IDLE_HOSTS = (
     "numbers of the `hosts` that it leaves idle, their `device_share`, and the `gain` over the best layout that uses "
     "all hosts; null if it uses all"
@@ -68,6 +72,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "clock": _CLOCK,
             "training": _TRAINING,
             "extrapolated": "whether the best is inferred from proxy jobs only",
+            "in_training": _IN_TRAINING,
             "front": "trials that no other beats in both values of the study: `trial`, `config` and the values; empty "
             "for a study of one value",
             **_COUNTS,
@@ -412,6 +417,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             **_GAINS,
             "training": _TRAINING,
             "extrapolated": "whether the best is inferred from proxy jobs only",
+            "in_training": _IN_TRAINING,
             "p_star": "confidence that no untried configuration is faster, from 0 to 1",
             "stop_reason": "reason why the search ended; null while it runs",
             "population": "probability of each candidate to be the fastest, at the last decision; null before any",

@@ -11,12 +11,12 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.parallel_config import DEGREES, ParallelConfig
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
@@ -32,6 +32,7 @@ from trials.command.slurm.job_program import JobPlan
 from trials.command.slurm.jobs import SlurmJobs, job_options, job_plan
 from trials.command.slurm.queue import cancel_named, check_accepted, check_programs
 from trials.command.trace_program import add_traces
+from trials.command.training_folder import NoProgressError, Progress, TrainingFolder
 from trials.command.what_starts import shown_plan, what_starts
 from trials.framework_flags import Flags, WordRules, WriteFlags
 from trials.knobs.knob import Knob, knob_environment, knob_file_keys, knob_words, today_of, without_knob_flags
@@ -72,6 +73,7 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         hang_limit_s: Silence of the command that means a hang [s].
         knobs: Knobs of the study.
         files: Files that each trial gets a copy of.
+        training: Folder of the training in which trials run; None if what they train is thrown away.
     """
 
     job: TrainingJob
@@ -86,6 +88,7 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     hang_limit_s: float = 600.0
     knobs: tuple[Knob, ...] = ()
     files: tuple[TrialFile, ...] = ()
+    training: TrainingFolder | None = None
 
     @property
     def abilities(self) -> frozenset[TrialAbility]:
@@ -122,6 +125,11 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         return self.slurm is None and (not is_cpu_cluster(self.cluster) or self.cluster.num_hosts > 1)
 
     @property
+    def goes_on(self) -> bool:
+        """Whether a trial begins with what the one before has left: it does inside of a training."""
+        return self.training is not None
+
+    @property
     def waits_in_queue(self) -> bool:
         """Whether a trial waits in a queue: it does as a job of Slurm."""
         return self.slurm is not None
@@ -144,6 +152,11 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         if self.logs is not None:
             nearest = "--set trial.logs= with an absolute path that every host can write to"
             check_outlives_job(self.logs, key="trial.logs", value=str(self.logs), nearest=nearest)
+        if self.training is not None:
+            folder, key = self.training.folder, "trial.training.folder"
+            nearest = f"--set {key}= with an absolute path that every host can write to"
+            check_outlives_job(folder, key=key, value=str(folder), nearest=nearest)
+            self.training.check()
         self._check_variables()
         if len(self.hosts) > 1:
             return
@@ -196,25 +209,84 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         self, ranks: AbstractRanks, config: ParallelConfig, *, trial_number: int, on_step: OnStep, on_start: OnStart
     ) -> Observation:
         """Run the command on the hosts of the trial, and read the traces that it leaves."""
-        wanted = Wanted(warmup_steps=self.warmup_steps, steps=self.steps, hang_limit_s=self.hang_limit_s)
-        plan, num_hosts, begun_s = self.plan(config, trial_number), len(self.hosts), time.time()
+        if self.training is None:
+            return self._run(ranks, self.plan(config, trial_number), config, on_step=on_step, on_start=on_start)[0]
+        progress, saves = self.training.progress(), self.training.place_of(trial_number)
+        self.training.clean(progress)
+        self.training.begin(progress, saves)
+        plan = self.plan(config, trial_number, self._place_in_training(progress, saves))
+        observation, ended_well = self._run(ranks, plan, config, on_step=on_step, on_start=on_start)
+        if ended_well:
+            layout = " ".join(f"{name}={value}" for name, value in config.values(DEGREES).items() if value != 1)
+            try:
+                after = self.training.advance(
+                    progress, saves, steps=self._total_steps, trial=trial_number, layout=layout
+                )
+            except NoProgressError as error:
+                return replace(observation, reason=f"its steps do not count: {error}")
+            self.training.clean(after)
+            steps = (("first_step", float(progress.step)), ("last_step", float(after.step)))
+            return replace(observation, conditions=(*observation.conditions, *steps))
+        if observation.status is Status.OK:
+            why = "the command did not end with status 0; does it end after step {last_step}?"
+            return replace(observation, reason=f"its steps do not count: {why}")
+        return observation
+
+    @property
+    def _total_steps(self) -> int:
+        return self.warmup_steps + self.steps
+
+    def _run(
+        self, ranks: AbstractRanks, plan: HostPlan, config: ParallelConfig, *, on_step: OnStep, on_start: OnStart
+    ) -> tuple[Observation, bool]:
+        """Run the plan, and return what it measured and whether the command ended well."""
+        wanted = Wanted(
+            warmup_steps=self.warmup_steps,
+            steps=self.steps,
+            hang_limit_s=self.hang_limit_s,
+            to_the_end=self.training is not None,
+        )
+        num_hosts, begun_s = len(self.hosts), time.time()
         if self.slurm is None:
             ranks.launch("trials.command.host_program:run_host", plan, num_ranks=num_hosts)
         else:
             job = self.job_of(self.slurm, plan, config)
             ranks.launch("trials.command.slurm.job_program:run_job", job, num_ranks=num_hosts)
-        observation = watch_log(ranks, wanted, on_step=on_step, on_start=on_start)
-        if self.profile is None or observation.status is not Status.OK:
-            return observation
-        ranks.kill()  # the command must have ended before its traces are read
-        return add_traces(observation, ranks, plan, num_hosts=num_hosts, begun_s=begun_s)
+        watched = watch_log(ranks, wanted, on_step=on_step, on_start=on_start)
+        observation = watched.observation
+        if self.profile is not None and observation.status is Status.OK:
+            ranks.kill()  # the command must have ended before its traces are read
+            observation = add_traces(observation, ranks, plan, num_hosts=num_hosts, begun_s=begun_s)
+        return observation, watched.ended_well
 
-    def plan(self, config: ParallelConfig, trial_number: int) -> HostPlan:
-        """Return the work of each host in a trial."""
+    def _place_in_training(self, progress: Progress, saves: Path) -> dict[str, str]:
+        """Return the values of the placeholders that say where in the training a trial runs."""
+        assert self.training is not None, "asked only inside of a training"
+        return self.training.values(progress, saves, self._total_steps)
+
+    def loading_nothing(self) -> Self:
+        """Return this backend with trials that begin a training of their own."""
+        if self.training is None:
+            return self
+        return replace(self, training=TrainingFolder(study="", folder=self.training.folder / "rehearsed"))
+
+    def in_training(self) -> Mapping[str, Any] | None:
+        """Return the state of the training in which the trials run; None if what they train is thrown away."""
+        return None if self.training is None else self.training.progress().as_json()
+
+    def plan(self, config: ParallelConfig, trial_number: int, training: Mapping[str, str] | None = None) -> HostPlan:
+        """Return the work of each host in a trial.
+
+        Args:
+            config: Configuration of the trial.
+            trial_number: Number of the trial.
+            training: Values of the placeholders that say where in a training it runs; None outside of one.
+        """
         job = self.job
         values = values_of(
             job, self.cluster, config, trial_number=trial_number, warmup_steps=self.warmup_steps, steps=self.steps
         ) | {name: text_of(value) for name, value in (today_of(self.knobs) | dict(config.knobs)).items()}
+        values |= training or {}
         variables = [
             (name, None if value is None else text_of(value)) for name, value in knob_environment(self.knobs, config)
         ]
@@ -260,7 +332,10 @@ class CommandBackend(UserCommand, AbstractRankBackend):
 
     def starts(self, config: ParallelConfig, *, trial_number: int) -> Started:
         """Return the command, variables and files of a trial, and its batch file if it is a job."""
-        plan = shown_plan(self.plan(config, trial_number))
+        inside = None
+        if self.training is not None:
+            inside = self._place_in_training(self.training.progress(), self.training.place_of(trial_number))
+        plan = shown_plan(self.plan(config, trial_number, inside))
         if self.slurm is None:
             num_hosts = len(self.hosts)
             return what_starts(plan, None, where=_on_hosts(num_hosts), num_hosts=num_hosts)

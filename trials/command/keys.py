@@ -30,6 +30,7 @@ from trials.command.placeholders import (
     without_wildcards,
 )
 from trials.command.slurm.jobs import SlurmJobs, Tasks, check_options, study_prefix
+from trials.command.training_folder import CHECKPOINT, NEW_CHECKPOINT, TRAINING, TrainingFolder, step_in
 from trials.framework_flags import FlagExporter, Flags, WordRules
 from trials.knobs.knob import Knob
 from trials.trial_keys import AbstractTrialKeys, StudyParts
@@ -50,12 +51,31 @@ class LogKeys(DocumentedModel):
     """Number of training steps that the time of one line covers, as of the updates in verl's step."""
 
 
+class TrainingKeys(DocumentedModel):
+    """`trial.training:`, for trials inside of a training that goes on."""
+
+    folder: str
+    """Folder of the checkpoints that trials leave, relative to the study file; all hosts have to see it."""
+
+    start: str | None = None
+    """Folder of the checkpoint that the first trial loads, relative to the study file.
+
+    Default: none: the training begins with new weights
+    """
+
+    start_step: Annotated[int, Field(ge=0)] | None = None
+    """Number of training steps that `start` holds.
+
+    Default: what the folder says, as those of Megatron-LM and torchtitan do
+    """
+
+
 class CommandKeys(AbstractTrialKeys):
     """`trial:` with `backend: command`."""
 
     # none changes what a trial runs: they say where files are kept, and where in the cluster it runs
     WITHOUT_MEANING: ClassVar[frozenset[str]] = AbstractTrialKeys.WITHOUT_MEANING | {
-        *("logs", "profile", "sbatch", "srun")
+        *("logs", "profile", "sbatch", "srun", "training")
     }
 
     backend: Literal["command"]
@@ -128,6 +148,13 @@ class CommandKeys(AbstractTrialKeys):
     hang_limit_s: Annotated[float, Field(gt=0)] = 600.0
     """Silence of the command after which a trial counts as hanging [s]."""
 
+    training: TrainingKeys | None = None
+    """Lets trials run inside of a training that goes on, so that their steps count: each loads the latest checkpoint
+    and saves another one; see [your own command](own-command.md#inside-a-training-that-goes-on).
+
+    Default: none: what a trial trains is thrown away
+    """
+
     proxy: None = None
     """Refused: the command trains one job."""
 
@@ -152,6 +179,7 @@ class CommandKeys(AbstractTrialKeys):
             with _errors_under(f"trial.environment.{name}"):
                 check_text(text or "", flags=False, knobs=names)
         _check_profile(self)
+        training = _find_training(self, study)
         files = _read_files(self, study)
         _check_knobs(self, study.knobs, files)
         groups = study.cluster.groups
@@ -184,6 +212,7 @@ class CommandKeys(AbstractTrialKeys):
             knobs=study.knobs,
             files=files,
             logs=logs,
+            training=training,
             profile=self.profile,
             profile_root=base_dir.absolute(),
         )
@@ -214,9 +243,11 @@ class CommandKeys(AbstractTrialKeys):
         yield from self.files
 
     def files_written(self) -> Iterator[tuple[str, str]]:
-        """Yield the folder of whole logs."""
+        """Yield the folders of whole logs and of checkpoints."""
         if self.logs is not None:
             yield "trial.logs", self.logs
+        if self.training is not None:
+            yield "trial.training.folder", self.training.folder
 
     def _variables(self) -> list[str]:
         """Return the variables of the environment of `meshtune run` that the command refers to."""
@@ -281,6 +312,42 @@ def _check_knobs(keys: CommandKeys, knobs: Sequence[Knob], files: Sequence[Trial
                 value=knob.name,
                 nearest=f"flag, environment, file and key, or the placeholder {{{knob.name}}} in trial.command",
             )
+
+
+def _find_training(keys: CommandKeys, study: StudyParts) -> TrainingFolder | None:
+    """Return the folder of the training in which trials run; None if what they train is thrown away."""
+    used = {
+        name for text in [*keys.command, *(text or "" for text in keys.environment.values())] for name in names_in(text)
+    }
+    wanted = keys.training
+    if wanted is None:
+        if named := sorted(used & set(TRAINING)):
+            rule = f"is required, because the command contains {{{named[0]}}}"
+            raise ConfigError(rule, key="trial.training", nearest="training: {folder: checkpoints}")
+        return None
+    for name in (CHECKPOINT, NEW_CHECKPOINT):
+        if name not in used:
+            rule = f"needs {{{name}}} in the command, which {'loads' if name == CHECKPOINT else 'saves'} it"
+            flag = "--load" if name == CHECKPOINT else "--save"
+            raise ConfigError(rule, key="trial.training", nearest=f'{flag}, "{{{name}}}" in trial.command')
+    start = None if wanted.start is None else (study.base_dir / wanted.start).absolute()
+    step = wanted.start_step
+    if step is None:
+        try:
+            step = 0 if start is None else step_in(start)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot be read: {error.strerror}", key="trial.training.start", value=wanted.start
+            ) from None
+        if step is None:
+            raise ConfigError(
+                "is required, because the checkpoint does not say how many steps it holds",
+                key="trial.training.start_step",
+                nearest="start_step: 1000",
+            )
+    return TrainingFolder(
+        study=study.name, folder=(study.base_dir / wanted.folder).absolute(), start=start, start_step=step
+    )
 
 
 def _check_profile(keys: CommandKeys) -> None:

@@ -26,8 +26,14 @@ from trials.ranks.messages import Exit, Told
 GRACE_S = 5.0
 """Time that the other hosts get to end after one has ended [s]: their logs may say more."""
 
+PATIENCE = 2
+"""Number of times the asked steps after which a command that was to end by itself is ended; assumed."""
+
 _LAUNCHERS_SIGNAL = re.compile(r"exitcode\s*:\s*-([0-9]{1,3})\b|Signal ([0-9]{1,3}) \(SIG\w+\) received")
 """Message of torchrun that a signal has killed one of its processes; torchrun itself ends with status 1."""
+
+_ROOT_CAUSE = "Root Cause (first observed failure)"
+"""Heading of torchrun over the process that failed first; it ends all others by signals, and lists them before it."""
 
 
 _PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
@@ -46,18 +52,34 @@ class Wanted:
         warmup_steps: Number of readings of the log that are dropped.
         steps: Number of readings that are measured after those.
         hang_limit_s: Time without a message from any host after which the trial counts as hung [s].
+        to_the_end: Whether the command is left to end by itself once it is measured, because it saves what it trained.
     """
 
     warmup_steps: int
     steps: int
     hang_limit_s: float
+    to_the_end: bool = False
 
 
-def watch_log(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep, on_start: OnStart) -> Observation:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watched:
+    """Result of the watch over a command.
+
+    Attributes:
+        observation: What it measured.
+        ended_well: Whether the command ended by itself on every host, with status 0.
+    """
+
+    observation: Observation
+    ended_well: bool
+
+
+def watch_log(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep, on_start: OnStart) -> Watched:
     """Watch the command that was just launched on every host; the caller ends what still runs afterwards."""
     seen = _Seen(wanted, on_step, on_start)
     seen.hangs = listen(ranks, seen, hang_limit_s=wanted.hang_limit_s, grace_s=GRACE_S)
-    return seen.observation(ranks.printed)
+    ended_well = not seen.hangs and not ranks.running and bool(seen.codes) and not any(seen.codes.values())
+    return Watched(observation=seen.observation(ranks.printed), ended_well=ended_well)
 
 
 class _Seen:
@@ -81,12 +103,22 @@ class _Seen:
         self.hangs = False
 
     @property
-    def is_enough(self) -> bool:
+    def is_measured(self) -> bool:
         return len(self.step_times_s) >= self.wanted.steps
 
     @property
+    def is_endless(self) -> bool:
+        """Whether a command that was to end by itself trains on long after its steps."""
+        return self.num_read > PATIENCE * (self.wanted.warmup_steps + self.wanted.steps)
+
+    @property
+    def is_enough(self) -> bool:
+        return self.is_measured and (self.is_endless or not self.wanted.to_the_end)
+
+    @property
     def is_ending(self) -> bool:
-        return bool(self.codes)
+        # hosts that save end when they have saved
+        return any(self.codes.values()) if self.wanted.to_the_end else bool(self.codes)
 
     def take(self, event: Told | Exit) -> None:
         if isinstance(event, Exit):
@@ -115,7 +147,7 @@ class _Seen:
             self.last_iteration = reading.iteration
         self._time_parts(reading.step_time_s)
         self.num_read += 1
-        if self.num_read > self.wanted.warmup_steps:
+        if self.num_read > self.wanted.warmup_steps and not self.is_measured:
             self.step_times_s.append(reading.step_time_s)
             self.on_step(reading.step_time_s)
 
@@ -150,7 +182,7 @@ class _Seen:
 
     def _outcome(self, log: str) -> tuple[Status, str, str]:
         """Return the status, its reason in one line, and the signal that killed the command."""
-        if self.is_enough:
+        if self.is_measured:
             return Status.OK, "", ""
         failed = {rank: code for rank, code in self.codes.items() if code}
         if failed or self.hangs:
@@ -171,7 +203,7 @@ class _Seen:
             return self.ended.status, self.ended.trouble, ""
         host, code = next(iter(failed.items()))
         where = f" on host {host}" if len(self.codes) > 1 else ""
-        told = _LAUNCHERS_SIGNAL.search(log)
+        told = _LAUNCHERS_SIGNAL.search(log.rpartition(_ROOT_CAUSE)[2])
         number = -code if code < 0 else int(told[1] or told[2]) if told else 0
         if number:
             name = _signal_name(number)

@@ -17,6 +17,7 @@ from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.launched_hosts import launched, launched_numbers
+from trials.command.training_folder import TRAINING
 
 FLAGS = "flags"
 """Placeholder of the flags of a framework, one argument each."""
@@ -50,7 +51,7 @@ OF_CONFIG = (
 VARIABLE = "env:"
 """Beginning of a placeholder of a variable of the environment of `meshtune run`."""
 
-PLACEHOLDERS = (*OF_CONFIG, *ON_HOST)
+PLACEHOLDERS = (*OF_CONFIG, *TRAINING, *ON_HOST)
 """Names of all placeholders except `flags`, `knobs` and those of variables."""
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,6 +36,8 @@ _TYPE_BYTES = {"pred": 1.0, "bf16": 2.0}
 _LINE = re.compile(r"^(\s+(?:ROOT )?)%(\S+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\(([^)]*)\)")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%(\S+) \(")
 _LOOP = re.compile(r" while\(.*?\), condition=%(\S+?), body=%([^\s,]+)")
+_CALL = re.compile(r" call\(.*?\), to_apply=%([^\s,]+)")
+_BRANCHES = re.compile(r" conditional\(.*?\),(.*)")
 _COUNTED = re.compile(r"ROOT %\S+ = pred\[\] compare\(%\S+, %(\S+?)\), direction=LT")
 _OTHERS = re.compile(r"^(all-|reduce-scatter|collective-|ragged-|send|recv|replica-id)")
 
@@ -117,10 +119,12 @@ def _name_of(line: str) -> str | None:
 
 
 def _times_of(text: str) -> dict[str, int]:
-    """Return how often each computation runs in a step: the entry once, and bodies of loops as often as these turn.
+    """Return how often each computation runs in a step.
 
-    JAX's loops of a known length count from 0, and their condition compares the number with a constant. Bodies of other
-    loops, branches and called functions are left out.
+    The entry runs once, bodies of loops as often as these turn, and called computations, such as the body of a
+    `jax.shard_map`, as often as all their callers together. JAX's loops of a known length count from 0, and their
+    condition compares the number with a constant. Bodies of other loops and branches are left out, with all that they
+    call.
     """
     parts: dict[str, list[str]] = {}
     entry = here = ""
@@ -129,17 +133,27 @@ def _times_of(text: str) -> dict[str, int]:
             here = name
             entry = name if line.startswith("ENTRY") else entry
         parts.setdefault(here, []).append(line)
-    found = {entry: 1}
-    waiting = [entry]
+    found: dict[str, int | None] = {}
+    waiting: list[tuple[str, int | None]] = [(entry, 1)]
     while waiting:
-        name = waiting.pop()
+        name, times = waiting.pop()
+        if found.get(name, 0) is None:
+            continue  # some of its callers cannot be counted
+        found[name] = None if times is None else times + (found.get(name) or 0)
         for line in parts.get(name, ()):
-            loop = _LOOP.search(line)
-            turns = loop and _turns_of(parts.get(loop[1], ()))
-            if loop and turns is not None:
-                found[loop[2]] = found[name] * turns
-                waiting.append(loop[2])
-    return found
+            for inner, turns in _called_by(line, parts):
+                waiting.append((inner, None if times is None or turns is None else times * turns))
+    return {name: times for name, times in found.items() if times is not None}
+
+
+def _called_by(line: str, parts: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, int | None]]:
+    """Yield the computations that an operation runs, and how often; None where that is not known."""
+    if loop := _LOOP.search(line):
+        yield loop[2], _turns_of(parts.get(loop[1], ()))
+    elif call := _CALL.search(line):
+        yield call[1], 1
+    elif branches := _BRANCHES.search(line):
+        yield from ((name, None) for name in re.findall(r"%([^\s,{}]+)", branches[1]))
 
 
 def _turns_of(condition: Iterable[str]) -> int | None:

@@ -358,7 +358,9 @@ class RayExecutor:
             self._run_fewer(room, alone or f"each wants {each} of the {gpus} GPUs here")
 
     def _take_turns_elsewhere(self) -> None:
-        """Run one trial at a time if each wants hosts to itself that Ray does not manage."""
+        """Run one trial at a time if each goes on from the last, or wants hosts to itself that Ray does not manage."""
+        if self._backend.goes_on and self._parallel_trials > 1:
+            self._run_fewer(1, "each goes on from the checkpoint of the one before")
         if self._is_alone and self._backend.hosts == (HostNeeds(),) and self._parallel_trials > 1:
             because = f"the command reaches its hosts by itself, and may find another trial there ({_SHARING})"
             self._run_fewer(1, because)

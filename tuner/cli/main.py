@@ -375,6 +375,7 @@ def _run_payload(prepared: Prepared, result: RunResult) -> dict[str, Any]:
         "clock": prepared.request.trials.backend.clock,
         "training": training and training.as_json(prepared.problem.dimensions),
         "extrapolated": extrapolated is not None,
+        "in_training": prepared.request.trials.backend.in_training(),
         "front": front_json(prepared.problem, measured_front(prepared.problem, result.records)),
         **counts(result.records),
         **device_time_json(prepared.request, compared, result.records),

@@ -219,7 +219,7 @@ def _starts(prepared: Prepared, config: ParallelConfig, exported: Export | None,
 
     of_trial = Started(in_words="")
     if program is None:
-        of_trial = prepared.backend.starts(config, trial_number=num_trials(prepared))
+        of_trial = prepared.backend.loading_nothing().starts(config, trial_number=num_trials(prepared))
     return of_trial if exported is None else with_exported_flags(of_trial, exported, program, Path.cwd())
 
 

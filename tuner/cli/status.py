@@ -15,6 +15,7 @@ from tuner.terminal.console import (
     print_device_time,
     print_extrapolated,
     print_failed,
+    print_in_training,
     print_json,
     print_judged,
     print_taken,
@@ -85,6 +86,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         **gains(compared),
         "training": training and training.as_json(prepared.problem.dimensions),
         "extrapolated": extrapolated is not None,
+        "in_training": request.trials.backend.in_training(),
         "p_star": stored.user_attrs.get(P_STAR, 0.0),
         "stop_reason": None if running or under_way else stored.user_attrs.get(STOP_REASON, "interrupted"),
         "population": asdict(moments[-1]) if moments else None,
@@ -113,6 +115,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     if best or extrapolated:
         print_judged(request, compared, training, None)
     print_device_time(request, compared, records)
+    print_in_training(payload)
     _print_phases(phases)
     _print_population(moments, records)
 

@@ -130,7 +130,7 @@ def candidate_of(
     Raises:
         ConfigError: its trials start no program that can be rehearsed here.
     """
-    program = program_of(backend.starts(config, trial_number=_ANY_TRIAL), environment)
+    program = program_of(backend.loading_nothing().starts(config, trial_number=_ANY_TRIAL), environment)
     cases = cases_of(program, config, one_rank_a_stage(config), enough_micro_batches(config))
     return Candidate(key=identity_of(cases, device, environment), cases=cases)
 

@@ -223,7 +223,7 @@ class Rehearsals:
         """Return why nothing is rehearsed; empty if it may be."""
         config = self._prepared.problem.with_knobs(self._sampler.candidates.config(0))
         try:
-            program = program_of(self._prepared.backend.starts(config, trial_number=0), os.environ)
+            program = program_of(self._prepared.backend.loading_nothing().starts(config, trial_number=0), os.environ)
             return "" if is_asked_for else reason_it_is_not(program, os.environ)
         except ConfigError as error:
             return f"{error.key} {error.rule}"

@@ -77,6 +77,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: S
         typer.echo("  ".join(padded).rstrip() if left else "  ".join(padded))
 
 
+def print_in_training(payload: Mapping[str, Any]) -> None:
+    """Print the state of the training in which the trials run, if they run in one."""
+    if payload["in_training"] is not None:
+        say(f"{payload['in_training']['in_words']}.")
+
+
 def print_run(prepared: Prepared, result: RunResult, payload: Mapping[str, Any]) -> None:
     """Print why a run stopped, its best configuration, and the flags for that configuration's framework."""
     from tuner.answers.gain import compared_of
@@ -106,6 +112,7 @@ def print_run(prepared: Prepared, result: RunResult, payload: Mapping[str, Any])
     if payload["proxies"]:
         say(f"{payload['proxies']:,} of the trials ran smaller proxy jobs in place of the full job.")
     print_device_time(prepared.request, compared, result.records)
+    print_in_training(payload)
     if result.extrapolated is not None:
         print_extrapolated(result.extrapolated)
         print_judged(prepared.request, compared, training, None)

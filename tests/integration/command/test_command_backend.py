@@ -2,6 +2,7 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import threading
 import time
 
@@ -14,6 +15,7 @@ from tests.support.programs.backend_contract import BackendContract
 from tests.support.programs.small_commands import backend_of
 from trials.backend import Status
 from trials.command.backend import COMMAND_RANKS
+from trials.command.training_folder import TrainingFolder
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 
@@ -96,6 +98,18 @@ def test_a_command_that_goes_on_is_ended(measured, tmp_path):
     assert all_gone(pids)
 
 
+def test_a_command_inside_of_a_training_must_end_by_itself(measured, tmp_path):
+    """One that would train forever is measured and ended, and the reason says why its steps do not count."""
+    pids, folder = tmp_path / "pids", TrainingFolder(study="mine", folder=tmp_path / "checkpoints")
+    found = measured(backend_of("forever", f"--pids={pids}", training=folder))
+
+    assert found.status is Status.OK
+    assert len(found.step_times_s) == 3
+    assert "do not count: the command did not end with status 0; does it end after step {last_step}?" in found.reason
+    assert (folder.progress().step, folder.progress().trials) == (0, ())
+    assert all_gone(pids)
+
+
 def test_what_a_command_leaves_behind_is_ended(measured, tmp_path):
     """A child in a session of its own, which outlives its parent, has gone before the trial is over."""
     pids = tmp_path / "pids"
@@ -123,6 +137,28 @@ def test_a_failure_is_told_from_others(measured, mode, status, reason):
     assert reason in found.reason
     assert found.killed_by == ("SIGKILL" if mode == "killed" else "")
     assert "building GPT model" in found.log_tail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "status", "killed_by"),
+    [
+        ("raise ValueError('no such layout')", Status.CRASHED, ""),
+        ("os.kill(os.getpid(), 9)", Status.INCIDENT, "SIGKILL"),
+    ],
+)
+def test_the_process_that_failed_first_says_why(measured, tmp_path, end, status, killed_by):
+    """Torchrun ends all other processes by a signal, which is no reason; that of the first failure is."""
+    pytest.importorskip("torch", reason="torchrun is torch's")
+    program = tmp_path / "fails.py"
+    text = f"import os, time\nif os.environ['RANK'] == '1':\n    {end}\ntime.sleep(60)\n"
+    program.write_text(text, encoding="utf-8")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port={master_port}")
+
+    found = measured(backend_of(arguments=(*torchrun, str(program))))
+
+    assert (found.status, found.killed_by) == (status, killed_by)
+    assert "Root Cause" in found.log_tail
 
 
 def test_silence_is_a_hang(measured, tmp_path):

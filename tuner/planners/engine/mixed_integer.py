@@ -23,6 +23,7 @@ Terms = list[Term]
 """A linear expression."""
 
 _OPTIMAL, _LIMIT, _INFEASIBLE = 0, 1, 2  # scipy.optimize.milp's `status`
+_OTHER, _LIMIT_WORDS = 4, "limit reached"  # HiGHS's limit of nodes, of which SciPy 1.17 gives only the message
 
 
 class MixedInteger:
@@ -89,18 +90,21 @@ class MixedInteger:
             options=options,
         )
         seconds = time.perf_counter() - start_s
-        assert found.status in {_OPTIMAL, _LIMIT, _INFEASIBLE}, f"HiGHS is at a loss: {found.message}"
+        status = int(found.status)
+        if status == _OTHER and _LIMIT_WORDS in found.message:
+            status = _LIMIT
+        assert status in {_OPTIMAL, _LIMIT, _INFEASIBLE}, f"HiGHS is at a loss: {found.message}"
         best = None
         if found.x is not None:
             value, solution = read(found.x)
             best = Incumbent(cost=value, solution=solution)
-        bound = math.inf if found.status == _INFEASIBLE else float(found.mip_dual_bound or 0.0) * unit
+        bound = math.inf if status == _INFEASIBLE else float(found.mip_dual_bound or 0.0) * unit
         nodes = int(found.mip_node_count or 0)
         # HiGHS also reports an optimum when it stops at a wider gap that was asked for.
-        is_proven = found.status == _OPTIMAL and limits.gap <= ROUNDING
+        is_proven = status == _OPTIMAL and limits.gap <= ROUNDING
         return Outcome(
-            known=_known(found.status, has_solution=best is not None, is_proven=is_proven),
-            stop=_stop(found.status, seconds, limits),
+            known=_known(status, has_solution=best is not None, is_proven=is_proven),
+            stop=_stop(status, seconds, limits),
             best=best,
             bound=bound,
             nodes=nodes,

@@ -45,10 +45,8 @@ def stand_in_for_groups(rank: int, world: int) -> None:
     instead: dict[Callable[..., Any], Callable[..., Any]] = {
         begin: init_process_group,
         add: new_group,
-        module.all_gather_object: lambda found, mine, *_, **__: found.__setitem__(slice(None), [mine] * len(found)),
-        module.gather_object: lambda mine, found=None, *_, **__: (
-            found.__setitem__(slice(None), [mine] * len(found)) if found else None
-        ),
+        module.all_gather_object: _gathered_by_all,
+        module.gather_object: _gathered,
         module.broadcast_object_list: lambda *_, **__: None,
         module.scatter_object_list: _scattered,
         mesh.init_device_mesh: with_data(_of_cpus(mesh.init_device_mesh)),
@@ -84,8 +82,20 @@ def _of_cpus(function: Callable[..., Any], place: int = 0) -> Callable[..., Any]
     return make
 
 
-def _scattered(found: list[Any], given: list[Any] | None, *_: Any, **__: Any) -> None:
-    found[0] = given[0] if given else None
+# The names of the arguments are PyTorch's (torch/distributed/distributed_c10d.py), since programs may use them.
+def _gathered_by_all(object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
+    object_list[:] = [obj] * len(object_list)
+
+
+def _gathered(obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:
+    if object_gather_list:
+        object_gather_list[:] = [obj] * len(object_gather_list)
+
+
+def _scattered(
+    scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None, *_: Any, **__: Any
+) -> None:
+    scatter_object_output_list[0] = scatter_object_input_list[0] if scatter_object_input_list else None
 
 
 def with_data(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -230,11 +230,20 @@ def _is_ours(error: BaseException, *, has_engine: bool) -> bool:
     """Return whether an error says that something of the rehearsal is missing, and nothing of the layout."""
     frames = traceback.extract_tb(error.__traceback__)
     is_missing = _missing(error) or _INSTALL.search(str(error)) is not None
-    if is_missing or (frames and is_ours(frames[-1].filename)):
+    if is_missing or (frames and is_ours(frames[-1].filename)) or _is_call_of_ours(error):
         return True
     if isinstance(error, SystemExit) and not error.code:
         return True
     return not has_engine and re.search(r"transformer.?engine|\bTE\b", str(error), re.IGNORECASE) is not None
+
+
+def _is_call_of_ours(error: BaseException) -> bool:
+    """Return whether an error says that a stand-in was called with other arguments than it takes."""
+    named = re.match(r"(\w+)(?:\.\S+)?\(\) ", str(error)) if isinstance(error, TypeError) else None
+    ours = (module for name, module in list(sys.modules.items()) if name.startswith(f"{__package__}."))
+    return named is not None and any(
+        getattr(vars(module).get(named[1]), "__module__", None) == module.__name__ for module in ours
+    )
 
 
 def _missing(error: BaseException) -> BaseException | None:

@@ -131,3 +131,32 @@ def test_a_loop_of_unknown_length_is_refused():
     """A collective in a loop that does not count to a constant has no known time."""
     with pytest.raises(ValueError, match="can't tell the time of"):
         program(WHILE, before=LOOP.format(direction="NE"))
+
+
+CALLED = """%called (p: f32[8]) -> f32[8] {
+  ROOT %y = f32[8]{0} all-reduce(%p), replica_groups={{0,1},{2,3}}, to_apply=%add
+}"""
+CALL = "f32[8]{0} call(%x), to_apply=%called"
+
+
+def test_collectives_of_a_called_computation_count_for_each_call():
+    """The body of a `jax.shard_map` is a computation: each of its calls sends, as often as its caller runs."""
+    loop = LOOP.format(direction="LT").replace("all-reduce(%p), " + PAIRS, "call(%p)")
+    twice = program(f"  %a = {CALL}", f"  ROOT %b = {CALL}", before=CALLED)
+    in_loop = program(WHILE, f"  ROOT %b = {CALL}", before=f"{loop.replace('%add', '%called')}\n{CALLED}")
+
+    assert [each.times for each in twice.collectives] == [2]
+    assert [each.times for each in in_loop.collectives] == [7]
+
+
+@pytest.mark.parametrize(
+    "caller",
+    [
+        "f32[8]{0} conditional(%i, %x, %x), branch_computations={%called, %other}",
+        "f32[8]{0} conditional(%p, %x, %x), true_computation=%other, false_computation=%called",
+    ],
+)
+def test_a_called_computation_whose_callers_cannot_be_counted_is_refused(caller):
+    """A branch may run or not, and a collective in it has no known time, although it is called elsewhere too."""
+    with pytest.raises(ValueError, match="can't tell the time of"):
+        program(f"  %a = {caller}", f"  ROOT %b = {CALL}", before=CALLED)

@@ -101,8 +101,8 @@ def test_a_study_with_proxies_ends_with_trials_at_full_size(study, finished, slo
 
 @pytest.mark.slow
 def test_what_proxies_teach_reaches_full_size(study):
-    """In three worlds that the cost model is very wrong about, the one full-size trial after the proxies is within 3% of
-    the fastest that fits in the mean; the one that is tried without them is more than 10% slower.
+    """In three worlds that the cost model is very wrong about, the one full-size trial after the proxies is within 3%
+    of the fastest that fits in the mean; the one that is tried without them is more than 10% slower.
     """
     slowdowns = {"proxies": [], "none": []}
     for seed in range(3):
