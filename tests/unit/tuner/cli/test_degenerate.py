@@ -101,7 +101,7 @@ def test_report_of_times_that_teach_little(meshtune, tmp_path, name):
 @pytest.mark.usefixtures("no_ray")
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_what_has_failed_is_not_the_best(meshtune, tmp_path):
-    """While all trials fail, the best is the fastest of the others by what they taught; once every candidate has failed,
+    """While all trials fail, the best is the fastest of the others by what they taught; once all candidates have failed,
     `best` and `export` hand none of them over and say where to look, and the report opens.
     """
     path = write_replay(tmp_path, SCRIPTS["all out of memory"], search=SEARCH)
