@@ -208,9 +208,7 @@ def test_norms_of_apex_have_a_stand_in(tmp_path, parts):
 
 def test_flash_attn_stands_in_where_determinism_leaves_no_other_kernel(tmp_path):
     """On A100 cuDNN's kernel is not deterministic: flash-attn keeps no scores, and the answer names it."""
-    variables = (
-        'environment: {NVTE_ALLOW_NONDETERMINISTIC_ALGO: "0", NCCL_ALGO: Ring, CUBLAS_WORKSPACE_CONFIG: ":4096:8", '
-    )
+    variables = 'NVTE_ALLOW_NONDETERMINISTIC_ALGO: "0", NCCL_ALGO: Ring, CUBLAS_WORKSPACE_CONFIG: ":4096:8", '
 
     def answer_of(*flags):
         study = write_study(tmp_path, "--deterministic-mode", *flags)

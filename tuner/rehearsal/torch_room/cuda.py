@@ -170,9 +170,9 @@ def _stand_in_for_tensors() -> None:
     storage.data_ptr = lambda own: own._cdata * _ALIGNED if own.device.type == "meta" else of_storage(own)
     copy, copying = tensor.__deepcopy__, list[bool]()
 
-    def data_ptr(own: Any) -> int:
+    def data_ptr(own: Any) -> Any:
         if not isinstance(own, FakeTensor):
-            return int(address(own))
+            return address(own)
         return 0 if copying else own.untyped_storage().data_ptr() + own.storage_offset() * own.element_size()
 
     copy_data = with_data(copy)

@@ -272,10 +272,10 @@ class Kernels:
         self._note("te.router", tuple(given[1].shape))
 
     def fused_score_for_moe_aux_loss_fwd(
-        self, logits: Any, topk: int, score_function: str, routing_map_format: int = 0
+        self, logits: Any, topk: int, routing_map_format: int = 0, **_: Any
     ) -> tuple[Any, ...]:
         """Return scores in fp32, the routing map, and what the backward pass reads, in fp32."""
-        self._note("te.router", tuple(logits.shape), (topk, score_function))
+        self._note("te.router", tuple(logits.shape), (topk,))
         scores, kept = (_new(logits.shape, torch.float32) for _ in range(2))
         return scores, _routing_map(logits, routing_map_format), kept
 
