@@ -29,6 +29,11 @@ LogDraws = NDArray[np.float32] | NDArray[np.float64]
 UNMEASURED = 4.0
 """Slowdown that a search counts as long as nothing has been measured; assumed."""
 
+SHARPNESS = 3
+"""Power of the odds to run that price a candidate's gain: a trial that fails takes a slot and teaches little. Without
+a price, a large gain at a chance of 5% is worth a trial again and again, and a search that is almost over makes no
+others. A power of the chance itself would also spare what probably runs (chosen by hand; see docs/decisions.md)."""
+
 LIKELY_TO_RUN = 0.5
 """Share of the draws in which a candidate must run for its spread to mean anything; assumed."""
 
@@ -117,8 +122,9 @@ class ExpectedLoss(AbstractAcquisition):
     """Choice of the candidate after whose trial the search would lose least if it ended; the default.
 
     The loss of a draw is the log slowdown of the fastest candidate tried against the draw's fastest, averaged over the
-    draws. A candidate that cannot run in a draw leaves the loss as it was. Pending candidates count as tried, so that
-    trials that run side by side do not chase the same gain. While no candidate that was tried runs, the loss is that of
+    draws. A candidate that cannot run in a draw leaves the loss as it was, and its gain in others is priced by its
+    chance to run, whose odds are raised to the power of SHARPNESS. Pending candidates count as tried, so that trials
+    that run side by side do not chase the same gain. While no candidate that was tried runs, the loss is that of
     UNMEASURED. If no candidate lessens the loss, this is `UnexploredDraws`.
 
     It is the expected improvement of the logarithm (Jones et al. 1998) over joint draws in place of a normal
@@ -136,7 +142,9 @@ class ExpectedLoss(AbstractAcquisition):
         at_worst = np.where(np.isfinite(fastest), fastest + np.float32(np.log(UNMEASURED)), -np.inf)
         incumbent = np.where(np.isfinite(tried), tried, at_worst)
         # the draw's fastest step is the same whatever is tried, so the least loss is the largest gain
-        gains = np.maximum(incumbent[:, None] - drawn, 0.0)
+        runs = np.isfinite(drawn).mean(axis=0) ** SHARPNESS
+        fails = np.isinf(drawn).mean(axis=0) ** SHARPNESS
+        gains = np.maximum(incumbent[:, None] - drawn, 0.0) * (runs / (runs + fails))
         if outlook.layout is not None:
             return self._choose_pair(np.where(outlook.allowed, gains, 0.0), outlook, outlook.layout, rng)
         gain = gains.mean(axis=0)

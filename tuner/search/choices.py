@@ -18,6 +18,7 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig, Value
 from costmodels.surrogates.predicted import Predicted
 from hardware.arrays import FloatArray, IntArray
 from tuner.search.failures import FailureConclusion
+from tuner.search.implied import ImpliedFailures
 from tuner.search.observations import Observations
 from tuner.search.parameters import distribution_of, named_values, params_of
 from tuner.search.posterior import Posterior
@@ -80,6 +81,10 @@ class AbstractChoices(ABC):
         """Return the layout of each of the first candidates [count]; None where each has its own."""
 
     @abstractmethod
+    def implied(self, observations: Observations) -> frozenset[int]:
+        """Return the candidates that cannot fit, since one that needs less memory by every account did not."""
+
+    @abstractmethod
     def conclusions(self, observations: Observations) -> tuple[FailureConclusion, ...]:
         """Return conclusions from the failures of the trials, as sentences."""
 
@@ -121,8 +126,9 @@ class LayoutChoices(AbstractChoices):
         self.layouts = layouts
         self.search_space = {name: distribution_of(name, layouts) for name in layouts.dimensions}
         self.num_candidates = len(layouts)
-        self._posterior = posterior
+        self.posterior = posterior
         self._positions = LayoutPositions(layouts)
+        self._failures = ImpliedFailures(layouts)
 
     def __len__(self) -> int:
         """Return the number of layouts."""
@@ -142,7 +148,7 @@ class LayoutChoices(AbstractChoices):
     @property
     def predicted(self) -> Predicted:
         """Predictions for the layouts."""
-        return self._posterior.predicted
+        return self.posterior.predicted
 
     def config(self, position: int) -> ParallelConfig:
         """Return the configuration at a position of the grid."""
@@ -154,21 +160,25 @@ class LayoutChoices(AbstractChoices):
 
     def draw(self, observations: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32]:
         """Return joint draws of the log step time of the layouts [M, n]; infinite where one cannot run."""
-        return self._posterior.draw(observations, num_draws, rng)
+        return self.posterior.draw(observations, num_draws, rng)
 
     def draw_steps(
         self, observations: Observations, positions: IntArray, num_draws: int, rng: np.random.Generator
     ) -> FloatArray:
         """Return joint draws of the log step time of a few layouts, as if each could run [M, m]."""
-        return self._posterior.draw_steps_at(observations, positions, num_draws, rng)
+        return self.posterior.draw_steps_at(observations, positions, num_draws, rng)
 
     def trial_s(self) -> FloatArray:
         """Return the predicted step times [n]."""
-        return self._posterior.predicted.step_time_s
+        return self.posterior.predicted.step_time_s
 
     def shared_layouts(self, count: int) -> None:  # the contract's
         """Return None: each candidate is a layout of its own."""
 
+    def implied(self, observations: Observations) -> frozenset[int]:
+        """Return the layouts that cannot fit, since one that needs less memory by every account did not."""
+        return self._failures.by(observations.misfits, observations.explored)
+
     def conclusions(self, observations: Observations) -> tuple[FailureConclusion, ...]:
         """Return conclusions from the failures of the trials, as sentences."""
-        return self._posterior.conclusions(observations)
+        return self.posterior.conclusions(observations)

@@ -109,6 +109,7 @@ class Observations:
         memory_shifts: Log factor by which the knobs of a candidate's trials changed its needed memory, where that is
             known only as a bound; none without knobs.
         rehearsed: What rehearsals told of candidates; none of it is a trial.
+        implied: Candidates that cannot fit, since one that needs less did not; see implied.py.
     """
 
     measured: IntArray
@@ -130,6 +131,7 @@ class Observations:
     num_proxies: int = 0
     memory_shifts: Mapping[int, float] = field(default_factory=dict)
     rehearsed: Rehearsed = NOTHING_REHEARSED
+    implied: frozenset[int] = frozenset()
 
     @property
     def num_at_full_size(self) -> int:
@@ -162,8 +164,8 @@ class Observations:
 
     @property
     def dropped(self) -> frozenset[int]:
-        """Candidates that rehearsals rule out, except for those that ran."""
-        return self.rehearsed.ruled_out - self.explored
+        """Candidates that rehearsals or the failures of others rule out, except for those that ran."""
+        return (self.rehearsed.ruled_out | self.implied) - self.explored
 
     @property
     def closed(self) -> frozenset[int]:

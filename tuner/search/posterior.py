@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS
 from costmodels.surrogates.crash_surrogate import OWN_CRASH, CrashSurrogate, Kinds, crash_surrogate, kinds_of
+from costmodels.surrogates.failure_classifier import failure_chances
 from costmodels.surrogates.hypotheses import (
     Alternative,
     FittedHistory,
@@ -48,11 +49,18 @@ from tuner.search.subset import select_subset
 PEAK_VARIANCE = 0.01**2
 """Variance of the logarithm of a measured memory peak."""
 
-MISHAP = 0.02
-"""Probability that a candidate runs out of memory although it fits, or runs although it does not (other processes)."""
+MISHAPS = (1.0, 49.0)
+"""Pseudo-counts of trials that failed against all belief and of others, before the first: other processes that hold
+memory, or a fault that no model knows. The rate is the cluster's, and its trials update it."""
+
+BROKEN_EXCESS = 10.0
+"""Log factor of memory that stands for a broken kind: a candidate of one fits nowhere."""
 
 FOREIGN_CRASH = 0.3
 """Prior probability that a crash whose message does not mention memory has nothing to do with memory."""
+
+EDGE = 1e-3
+"""Least log distance of the capacity from the draws of a candidate that fits in all of them, or in none."""
 
 SLOW_MISHAP = 1e-4
 """Probability that a trial reaches its time limit although its steps are short (a file system that hangs)."""
@@ -233,9 +241,69 @@ class Posterior:
         return drawn
 
     def draw_needed(self, told: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32] | None:
-        """Return joint draws of the log needed memory, in bytes [M, n]; None if memory was not predicted."""
+        """Return joint draws of the log needed memory, in bytes [M, n]; None if memory was not predicted.
+
+        A candidate of a kind that the runtime cannot run needs more than there is. Each candidate fails as often as the
+        classifier says.
+        """
+        needed = self._draw_believed(told, num_draws, rng)
+        if needed is not None:
+            self._hold_to_classifier(needed, told)
+        return needed
+
+    def _draw_believed(
+        self, told: Observations, num_draws: int, rng: np.random.Generator
+    ) -> NDArray[np.float32] | None:
+        """Return the same by the models of memory and of crashes alone."""
         memory = self._fit_memory(told)
-        return None if memory is None else memory.draw(num_draws, rng)
+        if memory is None:
+            return None
+        needed = memory.draw(num_draws, rng)
+        if told.crashed:
+            needed[self._fit_crashes(told, memory).draw(num_draws, rng)] += np.float32(BROKEN_EXCESS)
+        return needed
+
+    def believed_to_fail(self, told: Observations, rng: np.random.Generator, num_draws: int = 300) -> FloatArray:
+        """Return the chance of each candidate to fail by the models of memory and of crashes alone [n]."""
+        needed = self._draw_believed(told, num_draws, rng)
+        assert needed is not None, "memory is predicted"
+        return np.asarray((needed > np.log(self.predicted.capacity_bytes)).mean(axis=0))
+
+    def _hold_to_classifier(self, needed: NDArray[np.float32], told: Observations) -> None:
+        """Shift the draws of the log needed memory so that each candidate fails as often as the classifier says [M, n].
+
+        A candidate whose own program told its need keeps it. A trial with knobs that change its memory tells nothing
+        of its layout.
+        """
+        ran, failed = (
+            np.array(sorted(which - told.memory_shifts.keys()), dtype=np.int64)
+            for which in (set(told.measured.tolist()), told.misfits | told.crashed)
+        )
+        if not len(failed):  # where nothing fails there is nothing to tell apart
+            return
+        log_capacity = np.log(self.predicted.capacity_bytes).astype(np.float32)
+        before = (needed > log_capacity).mean(axis=0)
+        chances = failure_chances(before, self.predicted.features, ran, failed, mishap=self.mishap_rate(told))
+        # each candidate's edge stands between the draws that fit and the share that does not
+        num_draws, everywhere = len(needed), np.arange(needed.shape[1])
+        num_fit = num_draws - np.round(chances * num_draws).astype(np.int64)
+        ordered = np.sort(needed, axis=0)
+        low, high = (ordered[np.clip(num_fit - 1 + at, 0, num_draws - 1), everywhere] for at in (0, 1))
+        beyond = EDGE * ((num_fit == num_draws).astype(np.float32) - (num_fit == 0))
+        shift = log_capacity - ((low + high) / 2 + beyond)
+        shift[sorted(told.rehearsed.log_needed)] = 0.0
+        needed += shift
+
+    def mishap_rate(self, observations: Observations) -> float:
+        """Return the probability that a trial runs out of memory although it fits, or runs although it does not.
+
+        Each failure counts as a mishap with the probability that it was one, as far as was known before any trial.
+        """
+        mishaps, others = MISHAPS
+        before = mishaps / (mishaps + others)
+        misfit = self._misfit_at_first[sorted(observations.misfits)]
+        mishap = before / (before + (1 - before) * misfit)
+        return float((mishaps + mishap.sum()) / (mishaps + others + len(observations.measured) + len(misfit)))
 
     def steps_without_trials(
         self, told: Observations, composed: Composed, at: IntArray
@@ -352,7 +420,7 @@ class Posterior:
         if needed is not None:
             # a candidate does not fit in a draw if the drawn need exceeds the capacity
             fails |= needed > log_capacity.astype(np.float32)
-        if observations.crashed:
+        elif observations.crashed:
             fails |= self._fit_crashes(observations, self._fit_memory(observations)).draw(num_draws, rng)
         if observations.rehearsed.refused:
             refused = self._fit_refusals(observations.rehearsed).draw(num_draws, rng)
@@ -405,7 +473,7 @@ class Posterior:
         bounded = np.concatenate([ran, misfits, crashed])
         # the bound holds for the needed memory with the knobs of the trial
         shifts = np.array([observations.memory_shifts.get(position, 0.0) for position in bounded.tolist()])
-        sizes = [len(ran), len(misfits), len(crashed)]
+        sizes, mishap = [len(ran), len(misfits), len(crashed)], self.mishap_rate(observations)
         return Seen(
             measured=np.concatenate([peaks, known]),
             log_value=np.concatenate([np.log(predicted.needed_bytes[peaks] * ratio), log_rehearsed]),
@@ -413,7 +481,7 @@ class Posterior:
             bounded=bounded,
             log_edge=np.log(predicted.capacity_bytes[bounded]) - shifts,
             side=np.repeat([-1.0, 1.0, 1.0], sizes),
-            mishap=np.repeat([MISHAP, MISHAP, FOREIGN_CRASH], sizes),
+            mishap=np.repeat([mishap, mishap, FOREIGN_CRASH], sizes),
         )
 
     def misfit_probability(self, observations: Observations, crashed: int) -> float:
@@ -451,7 +519,7 @@ class Posterior:
         if memory is not None and observations.misfits:
             means = memory.means()
             # candidates that probably fitted before any trial, and now probably do not
-            fitted = self._fits_at_first.copy()
+            fitted = self._misfit_at_first <= LIKELY
             fitted[sorted(observations.explored | observations.impossible)] = False
             at = np.flatnonzero(fitted)
             newly = memory.is_likely_above(log_capacity[at], at, means[:, at])
@@ -486,10 +554,10 @@ class Posterior:
         return tuple(conclusions)
 
     @cached_property
-    def _fits_at_first(self) -> NDArray[np.bool_]:
-        """Whether each candidate probably fits as far as is known before any trial [n]."""
+    def _misfit_at_first(self) -> FloatArray:
+        """Probability that each candidate does not fit as far as is known before any trial [n]."""
         before, everywhere = after(self.memory, NOTHING_SEEN), np.arange(len(self.predicted))
-        return before.probability_above(np.log(self.predicted.capacity_bytes), everywhere) <= LIKELY
+        return before.probability_above(np.log(self.predicted.capacity_bytes), everywhere)
 
     def _explain_broken_kind(self, name: str, probability: float, observations: Observations) -> str:
         holds = self.kinds.holds[:, self.kinds.names.index(name)]

@@ -211,8 +211,10 @@ class ThompsonSampler(BaseSampler):
         with self._lock:
             self._told = told
 
-    def _with_rehearsals(self, observations: Observations) -> Observations:
-        """Return observations with what rehearsals tell beside them."""
+    def _with_conclusions(self, observations: Observations) -> Observations:
+        """Return observations with what rehearsals tell beside them, and what follows from the failures."""
+        if observations.misfits:
+            observations = replace(observations, implied=self._choices.implied(observations))
         told = self._told
         if not told.refused and not told.accepted:
             return observations
@@ -396,11 +398,11 @@ class ThompsonSampler(BaseSampler):
         """
         chosen = {number: position for (name, number), position in self._chosen.items() if name == study.study_name}
         if isinstance(study, KnowsStanding):
-            return self._with_rehearsals(
+            return self._with_conclusions(
                 self._log.observations_of(study.standing, but=trial.number, finishing=ending, chosen=chosen)
             )
         others = [each for each in study.get_trials(deepcopy=False) if each.number != trial.number]
-        return self._with_rehearsals(self._log.observations(others, ending, chosen))
+        return self._with_conclusions(self._log.observations(others, ending, chosen))
 
     def _describe_population(self, observations: Observations) -> dict[str, Any]:
         return as_json(shares(self.population(observations).fastest, self._choices.values, observations.explored))
@@ -409,11 +411,11 @@ class ThompsonSampler(BaseSampler):
 
     def observations(self, trials: Sequence[FrozenTrial]) -> Observations:
         """Return the observations of `trials`, which are all trials of a study or some."""
-        return self._with_rehearsals(self._log.observations(trials))
+        return self._with_conclusions(self._log.observations(trials))
 
     def observations_of(self, standing: Standing, *, but: int | None = None) -> Observations:
         """Return the observations of all trials of a study but one, of which only new ones are read."""
-        return self._with_rehearsals(self._log.observations_of(standing, but=but))
+        return self._with_conclusions(self._log.observations_of(standing, but=but))
 
     def population(self, observations: Observations) -> Population:
         """Return M joint draws of all step times and the fastest candidate of each.

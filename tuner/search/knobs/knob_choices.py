@@ -23,6 +23,7 @@ from costmodels.surrogates.predicted import Predicted
 from hardware.arrays import FloatArray, IntArray
 from tuner.search.choices import AbstractChoices, LayoutPositions
 from tuner.search.failures import FailureConclusion
+from tuner.search.implied import ImpliedFailures
 from tuner.search.knobs.knob_posterior import KnobPosterior, PairDraws
 from tuner.search.knobs.knob_space import KnobSpace, Priced
 from tuner.search.knobs.pairs import PairTable
@@ -58,6 +59,7 @@ class KnobChoices(AbstractChoices):
         self.space = space
         self.posterior = KnobPosterior(layouts=posterior, space=space)
         self._positions = LayoutPositions(layouts)
+        self._failures = ImpliedFailures(layouts)
         self.table = PairTable(len(space.knobs))
 
     def __len__(self) -> int:
@@ -101,6 +103,17 @@ class KnobChoices(AbstractChoices):
     def shared_layouts(self, count: int) -> IntArray:
         """Return the layout of each of the first pairs [count]."""
         return self.table.layouts[:count]
+
+    def implied(self, observations: Observations) -> frozenset[int]:
+        """Return the pairs with equal knobs whose layouts need more memory by every account than one that ran out."""
+        layouts, codes = self.table.layouts, self.table.codes
+        ran = layouts[sorted(observations.explored)].tolist()
+        found: set[int] = set()
+        for position in observations.misfits:
+            more = self._failures.by([int(layouts[position])], ran)
+            alike = np.isin(layouts, sorted(more)) & (codes == codes[position]).all(axis=1)
+            found.update(np.flatnonzero(alike).tolist())
+        return frozenset(found)
 
     def conclusions(self, observations: Observations) -> tuple[FailureConclusion, ...]:
         """Return conclusions from the failures of the layouts, as sentences."""

@@ -133,10 +133,10 @@ class TestExpectedLoss(AcquisitionContract):
     acquisition = ExpectedLoss()
 
     def test_it_loses_least_on_average(self):
-        """The choice minimizes the mean log slowdown of the best tried candidate after its trial, in a direct sum."""
-        rng = np.random.default_rng(3)
-        log_step_s = rng.normal(size=(60, 12))
-        log_step_s[rng.random(log_step_s.shape) < 0.3] = np.inf
+        """Where everything runs, the choice minimizes the mean log slowdown of the best tried candidate after its
+        trial, in a direct sum.
+        """
+        log_step_s = np.random.default_rng(3).normal(size=(60, 12))
         log_step_s[:, 0] = 0.4
 
         def loss(position):
@@ -144,6 +144,15 @@ class TestExpectedLoss(AcquisitionContract):
             return np.mean(np.minimum(0.4, log_step_s[:, position]) - log_step_s.min(axis=1))
 
         assert chosen(self.acquisition, log_step_s, closed=(0,), best_s=1.0) == min(range(1, 12), key=loss)
+
+    def test_a_trial_is_priced_by_its_chance_to_run(self):
+        """A gain of a factor of four in one draw of ten is worth less than one of 1% that is certain; one that is ten
+        times as likely to run is worth more.
+        """
+        log_step_s = np.log([[1.0, 0.25, 0.99]] + [[1.0, np.inf, 0.99]] * 9)
+
+        assert chosen(self.acquisition, log_step_s, closed=(0,), best_s=1.0) == 2
+        assert chosen(self.acquisition, log_step_s[:1], closed=(0,), best_s=1.0) == 1
 
     def test_the_first_trial_weighs_speed_by_the_chance_to_run(self):
         """Before any result a candidate that is 10% slower and surely runs beats a faster one that may not fit."""

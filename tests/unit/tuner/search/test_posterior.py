@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tuner.search.observations import Observations, observations_of
+from tuner.search.rehearsed import Rehearsed
 
 NUM_DRAWS = 300
 
@@ -64,8 +65,8 @@ def test_measured_candidates_run_as_measured(posterior):
 
 
 def test_running_out_of_memory_speaks_against_those_like_it(posterior):
-    """After a candidate that should have fit ran out of memory, candidates as tight run in 60% as many draws at most;
-    those that need a fifth of what there is still run.
+    """After a candidate that should have fit ran out of memory, candidates as tight run in 75% as many draws at most;
+    those that need a fifth of what there is still run in three of four, since one failure may be no lack of memory.
     """
     share = share_of_memory(posterior)
     tight = np.flatnonzero((share > 0.7) & (share < 0.9))
@@ -73,8 +74,8 @@ def test_running_out_of_memory_speaks_against_those_like_it(posterior):
 
     before, after = (fits_share(posterior, observations(misfits=frozenset(misfits))) for misfits in ((), (failed,)))
 
-    assert after[others].mean() < 0.6 * before[others].mean()
-    assert after[share < 0.2].mean() > 0.95
+    assert after[others].mean() < 0.75 * before[others].mean()
+    assert after[share < 0.2].mean() > 0.75
 
 
 def test_running_out_of_memory_speaks_most_against_the_same_parts(posterior):
@@ -90,6 +91,49 @@ def test_running_out_of_memory_speaks_most_against_the_same_parts(posterior):
     order = np.argsort(unlike)
     quarter = len(order) // 4
     assert lost[others[order[:quarter]]].mean() > lost[others[order[-quarter:]]].mean() + 0.05
+
+
+def test_failures_that_memory_does_not_explain_teach_what_they_share(posterior, grid):
+    """Where every candidate needs a hundredth of what there is, and those with large micro-batches run out of memory
+    all the same, untried ones like them run in less than half as many draws as others.
+    """
+    capacity = np.full(len(grid), 100 * posterior.predicted.needed_bytes.max())
+    roomy = replace(posterior, predicted=replace(posterior.predicted, capacity_bytes=capacity))
+    large, small = (np.flatnonzero(which) for which in (grid.mbs >= 4, grid.mbs == 1))
+    failed, ran = large[:: len(large) // 8][:8], small[:: len(small) // 8][:8]
+
+    runs = fits_share(roomy, observations(ran, np.zeros(8), misfits=frozenset(failed.tolist())))
+
+    assert fits_share(roomy, observations()).min() > 0.95
+    assert runs[np.setdiff1d(large, failed)].mean() < 0.5 * runs[np.setdiff1d(small, ran)].mean()
+
+
+def test_the_rate_of_mishaps_is_the_clusters(posterior):
+    """Failures of candidates that surely fit raise the rate of mishaps from 2%; those that hardly fit do not."""
+    share = share_of_memory(posterior)
+    spare, tight = (frozenset(np.argsort(order)[:5].tolist()) for order in (share, -share))
+
+    before, surprised, expected = (
+        posterior.mishap_rate(observations(misfits=misfits)) for misfits in (frozenset(), spare, tight)
+    )
+
+    assert before == pytest.approx(0.02)
+    assert surprised > 4 * before
+    assert expected < 1.2 * before
+
+
+def test_a_rehearsed_need_is_believed(posterior):
+    """What a candidate's own program needs decides whether it fits, whatever failed that resembles it."""
+    share = share_of_memory(posterior)
+    tight = np.flatnonzero((share > 0.7) & (share < 0.9))
+    known, misfits = int(tight[0]), frozenset(tight[1:6].tolist())
+    log_needed = {known: float(np.log(0.7 * posterior.predicted.capacity_bytes[known]))}
+    rehearsed = Rehearsed(accepted=frozenset({known}), log_needed=log_needed, deviation=0.02)
+
+    runs = fits_share(posterior, observations(misfits=misfits, rehearsed=rehearsed))
+
+    assert runs[known] > 0.95
+    assert runs[tight[6:]].mean() < 0.75
 
 
 def test_what_ran_speaks_for_those_like_it(posterior):
@@ -142,7 +186,7 @@ def kinds_of(posterior, grid):
 
 def test_crashes_of_one_kind_make_it_rare(posterior, grid):
     """Three crashes with vpp above 1, beside two without that ran: the others of the kind run in under half as many
-    draws as before, those without in over three quarters of what they did.
+    draws as before, those without in over seven tenths of what they did.
     """
     broken, sound = kinds_of(posterior, grid)
     crashed = frozenset(broken[:: len(broken) // 3][:3].tolist())
@@ -154,7 +198,7 @@ def test_crashes_of_one_kind_make_it_rare(posterior, grid):
 
     others = np.setdiff1d(broken, sorted(crashed))
     assert after[others].mean() < 0.5 * before[others].mean()
-    assert after[sound].mean() > 0.75 * before[sound].mean()
+    assert after[sound].mean() > 0.7 * before[sound].mean()
 
 
 def test_the_same_evidence_and_stream_give_the_same_draws(posterior):

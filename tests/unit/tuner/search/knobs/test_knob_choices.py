@@ -146,13 +146,13 @@ def test_knobs_that_a_layout_does_not_set_are_at_today():
 
 @pytest.mark.slow
 def test_a_value_that_crashes_is_left_alone():
-    """After a value has crashed in several layouts, trials no longer use it, and the layouts are not blamed."""
+    """After a value has crashed in several layouts, trials seldom use it, and the layouts are not blamed."""
     _, tried = run(
         sampler_of(seed=4), 25, fails=lambda config: Status.CRASHED if dict(config.knobs)["overlap"] else None
     )
 
-    assert sum(dict(config.knobs)["overlap"] for config in tried[-10:]) <= 2
-    assert sum(dict(config.knobs)["overlap"] for config in tried) <= 8
+    assert sum(dict(config.knobs)["overlap"] for config in tried[-10:]) <= 3
+    assert sum(dict(config.knobs)["overlap"] for config in tried) <= 6
 
 
 @pytest.mark.slow
