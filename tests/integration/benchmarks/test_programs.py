@@ -77,6 +77,8 @@ SMALL = {
         {"STUDIES": lambda studies: SimpleNamespace(glob=lambda _: [studies / "llama-7b-8.yaml"])},
     ),
     "speed.torch_graphs": (("--repeats", 1), {"benchmarks.zoo.torch_modules.FACTORIES": only("llama_small")}),
+    "search.failing_trials": (("--worlds", "16", "--seeds", 1, "--trials", 3), {}),
+    "search.failure_classifiers": (("--worlds", "16", "--seeds", 1), {"TRIED": lambda sizes: sizes[:1]}),
     "search.trained_knobs": (("--seeds", 1, "--steps", 1, "--pairs", 4), {}),
     "judges.two_fidelities": (("--studies", "8b-slow-nic", "--top", 4), {}),
     "search.two_values": (("--groups", 1, "--seeds", 1, "--trials", 5, "--workers", 1), {}),
