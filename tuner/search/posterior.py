@@ -288,6 +288,10 @@ class Posterior:
         num_draws, everywhere = len(needed), np.arange(needed.shape[1])
         num_fit = num_draws - np.round(chances * num_draws).astype(np.int64)
         ordered = np.sort(needed, axis=0)
+        # what the models do not know is the cluster's: a draw in which little fits has less of every candidate fit
+        kept = needed[:, sorted(told.rehearsed.log_needed)]
+        needed[np.argsort(needed.mean(axis=1))] = ordered
+        needed[:, sorted(told.rehearsed.log_needed)] = kept
         low, high = (ordered[np.clip(num_fit - 1 + at, 0, num_draws - 1), everywhere] for at in (0, 1))
         beyond = EDGE * ((num_fit == num_draws).astype(np.float32) - (num_fit == 0))
         shift = log_capacity - ((low + high) / 2 + beyond)
