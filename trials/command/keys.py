@@ -323,9 +323,6 @@ def _find_training(keys: CommandKeys, study: StudyParts) -> TrainingFolder | Non
         name for text in [*keys.command, *(text or "" for text in keys.environment.values())] for name in names_in(text)
     }
     wanted = keys.training
-    if wanted is not None and keys.proxy is not None:
-        rule = "cannot stand beside trial.proxy: the checkpoint of a smaller job is none of the training's"
-        raise ConfigError(rule, key="trial.training", nearest="one of both")
     if wanted is None:
         if named := sorted(used & set(TRAINING)):
             rule = f"is required, because the command contains {{{named[0]}}}"

@@ -62,6 +62,9 @@ FOREIGN_CRASH = 0.3
 EDGE = 1e-3
 """Least log distance of the capacity from the draws of a candidate that fits in all of them, or in none."""
 
+CHANCE_DRAWS = 256
+"""Number of draws of needed memory, of which the chance to fit is a share once something failed."""
+
 SLOW_MISHAP = 1e-4
 """Probability that a trial reaches its time limit although its steps are short (a file system that hangs)."""
 
@@ -334,6 +337,24 @@ class Posterior:
             wider, seen = self.with_proxies(observations)
             return wider.memory_after(seen)
         return self._fit_memory(self.select_subset(observations))
+
+    def chances_to_fit(self, observations: Observations, log_room: FloatArray, at: IntArray) -> FloatArray | None:
+        """Return the chance of candidates to run within some room after the trials [m]; None if memory is unknown.
+
+        Args:
+            observations: Observations of the trials.
+            log_room: Logarithm of the memory that there is for each [m].
+            at: Positions of the candidates [m].
+        """
+        if observations.proxies:
+            wider, seen = self.with_proxies(observations)
+            return wider.chances_to_fit(seen, log_room, at)
+        told = self.select_subset(observations)
+        if not told.misfits | told.crashed:
+            memory = self._fit_memory(told)
+            return None if memory is None else 1 - memory.probability_above(log_room, at)
+        needed = self.draw_needed(told, CHANCE_DRAWS, np.random.default_rng(0))
+        return None if needed is None else np.asarray((needed[:, at] <= log_room).mean(axis=0))
 
     def select_subset(self, observations: Observations) -> Observations:
         """Return the observations that the surrogates learn from; the same object where there are few."""
