@@ -127,7 +127,7 @@ class ThompsonSampler(BaseSampler):
         knobs: KnobSpace | None = None,
         acquisition: AbstractAcquisition | None = None,
         draws: int = 100,
-        confidence: float = 0.95,
+        confidence: float = 0.9,
         tolerance: float = 0.01,
         seed: int = 0,
         first: ParallelConfig | None = None,

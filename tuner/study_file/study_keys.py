@@ -173,7 +173,7 @@ class SearchOptions(DocumentedModel):
     draws: Annotated[int, Field(ge=10, le=10_000)] = 100
     """Number of joint draws from the surrogate's posterior per decision."""
 
-    confidence: Annotated[float, Field(gt=0, le=1)] = 0.95
+    confidence: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Probability of having tried the best configuration at which the search stops."""
 
     tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.01

@@ -109,4 +109,6 @@ def join(world: int, rank: int) -> None:
     import torch  # most processes need no torch
 
     name_rank(world, rank)
+    if torch.distributed.is_initialized():  # in the process that this one was forked from
+        torch.distributed.destroy_process_group()
     torch.distributed.init_process_group("fake", rank=rank, world_size=world)

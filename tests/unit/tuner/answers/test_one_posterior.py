@@ -172,4 +172,5 @@ def test_without_trials_a_command_says_where_it_looked(meshtune, study, tmp_path
     done = meshtune(name, study, *options, "--storage", f"sqlite:///{tmp_path}/none.db")
 
     (line,) = [line for line in done.err.splitlines() if "none.db" in line]
-    assert line == f"Predicted by the cost model alone: study one in {tmp_path}/none.db: there is no such storage."
+    looked = f"trials of study one looked for in {tmp_path}/none.db: there is no such storage"
+    assert line == f"Predicted by the cost model alone; {looked}."

@@ -128,7 +128,7 @@ def test_it_finds_the_best_in_a_plain_optimize_loop(grid):
 
     assert study.best_value <= 1.05 * true.min()
     assert len(study.trials) < len(grid) / 2
-    assert study.user_attrs[P_STAR] > 0.95
+    assert study.user_attrs[P_STAR] > 0.9
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ def test_nobody_pays_trials_for_less_than_the_tolerance(grid):
         shares.append(population.p_star)
 
     assert shares[0] <= shares[-1]
-    assert shares[-1] > 0.95
+    assert shares[-1] > 0.9
 
 
 def test_the_choice_is_uniform_over_the_unexplored_draws(grid):

@@ -54,7 +54,7 @@ def test_what_a_study_leaves_out_has_its_documented_default(good_study):
     assert (options.rule_set, options.without, options.allowed, options.opened) == (None, (), (), ("assignment",))
     assert options.memory_headroom == 0.08
     search = config.search
-    assert (search.draws, search.confidence, search.max_trials, search.max_minutes) == (100, 0.95, 40, None)
+    assert (search.draws, search.confidence, search.max_trials, search.max_minutes) == (100, 0.9, 40, None)
     assert (search.parallel_trials, search.seed) == (1, 0)
     assert config.history.entries == ()
     assert config.problem.current is None
