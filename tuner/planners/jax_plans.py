@@ -35,7 +35,9 @@ from costmodels.sharding.plan import Plan
 from hardware.cluster import Cluster
 from tuner.planners.doubts import check_known, warn_of_useless
 from tuner.planners.jax_calls import by_position, fixed_of, with_fixed, without_fixed
+from tuner.planners.jax_judge import KEY, Judge, Step, judge_of
 from tuner.planners.jax_pins import pins_of_arguments, pins_of_constraints, pins_of_shard_maps
+from tuner.planners.judged import Candidate, Verdict, candidates_of, choose
 from tuner.planners.planning import WHOLE_AXES, Planned, PlannerOptions, plan_graph
 from tuner.planners.sharding.pins import Pin
 
@@ -78,6 +80,7 @@ class JaxPlan:
         static_argnums: Arguments that are no arrays, for `jax.jit`; specs and shardings leave them out, as it wants it.
         more_sent: Pairs of a tensor and an operator between which JAX sends more than the plan says; see
             `costmodels.sharding.exports.axis_order`.
+        judged: What the compiler makes of each candidate, if it was asked.
     """
 
     planned: Planned
@@ -88,6 +91,7 @@ class JaxPlan:
     donate_argnums: tuple[int, ...]
     static_argnums: tuple[int, ...]
     more_sent: tuple[tuple[str, str], ...]
+    judged: tuple[Verdict, ...]
     _original: Callable[..., Any]
     _program: Program
     _devices: tuple[Any, ...] | None
@@ -137,6 +141,7 @@ def plan_jax(
     in_shardings: Any = None,
     options: PlannerOptions = WHOLE_AXES,
     strict: bool = False,
+    judge: str | None = None,
 ) -> JaxPlan:
     """Shard a function of arrays over a mesh, without computing anything.
 
@@ -158,10 +163,13 @@ def plan_jax(
             function (`jax.lax.with_sharding_constraint`) are held in the same way.
         options: Planner and its options.
         strict: Whether to refuse a function with operators that have no sharding rule.
+        judge: Device of the cluster (`h100`) for which XLA's compiler, which needs no GPU, compiles the last candidates.
+            The answer is the one with the fastest schedule that fits; `judged` has all. One may be plain data
+            parallelism whose other layouts XLA propagates, so that its function is yours.
 
     Raises:
-        ConfigError: the mesh can't be formed, `donated` names no argument, no plan is found that fits, or an operator
-            has no rule and `strict` is set.
+        ConfigError: the mesh can't be formed, `donated` names no argument, no plan is found that fits, an operator
+            has no rule and `strict` is set, or the judge is not installed or compiles no candidate.
 
     Warns:
         UserWarning: an operator has no rule, or an axis of the mesh divides no dim that can be cut.
@@ -171,7 +179,8 @@ def plan_jax(
     if keywords:
         function = by_position(function, len(abstract_arguments), tuple(keywords))
         abstract_arguments = (*abstract_arguments, *keywords.values())
-    count, whole = len(abstract_arguments), function
+    compiler = None if judge is None else judge_of(judge, own_mesh)
+    count, whole, given = len(abstract_arguments), function, abstract_arguments
     fixed = fixed_of(function, abstract_arguments, static)
     names = name_arguments(function, count)
     positions = [number for number in range(count) if number not in fixed]
@@ -182,24 +191,51 @@ def plan_jax(
     program = trace_function(function, *abstract_arguments, donated=taken)
     graph = graph_of(program)
     check_known(graph, strict=strict)
+    may_propagate = not options.pins and in_shardings is None
     options = replace(options, pins=(*options.pins, *_pins_of(program, graph, in_shardings, own_mesh)))
     found = plan_graph(graph, own_mesh, options)
     warn_of_useless(graph, found.plan.mesh)
-    specs = jax_specs(found.plan, outputs_of(program))
-    in_specs, out_specs = specs_of(program, found.plan)
+    donate_argnums, static_argnums = tuple(positions[number] for number in program.donated), tuple(fixed)
+    verdicts: tuple[Verdict, ...] = ()
+    answer = Candidate(name=options.planner, planned=found)
 
-    def planned_for(values: Mapping[int, Any]) -> Callable[..., Any]:
-        own, plan = without_fixed(whole, count, values), found.plan
+    def planned_for(values: Mapping[int, Any], candidate: Candidate) -> Callable[..., Any]:
+        own, plan = without_fixed(whole, count, values), candidate.planned.plan
         if values != fixed:
             plan = plan_graph(graph_of(trace_function(own, *abstract_arguments, donated=taken)), own_mesh, options).plan
         return _planned_function(own, abstract_arguments, plan, own_mesh, options)
 
+    def step_of(candidate: Candidate) -> Step:
+        in_specs, out_specs = specs_of(program, candidate.planned.plan)
+        return Step(
+            function=whole
+            if candidate.is_propagated
+            else with_fixed(whole, fixed, lambda values: planned_for(values, candidate))
+            if fixed
+            else planned_for({}, candidate),
+            arguments=given,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            donate_argnums=donate_argnums,
+            static_argnums=static_argnums,
+        )
+
+    if compiler is not None:
+        candidates = candidates_of(found, graph, own_mesh, options, may_propagate=may_propagate)
+        steps = list(map(step_of, candidates))
+        number, verdicts = choose(_verdicts(compiler, candidates, steps, options))
+        answer, step = candidates[number], steps[number]
+    else:
+        step = step_of(answer)
+    specs = jax_specs(answer.planned.plan, outputs_of(program))
     return JaxPlan(
-        planned=found,
-        function=with_fixed(whole, fixed, planned_for) if fixed else planned_for({}),
-        in_specs=in_specs,
-        out_specs=out_specs,
-        constraints=tuple(
+        planned=answer.planned,
+        function=step.function,
+        in_specs=step.in_specs,
+        out_specs=step.out_specs,
+        constraints=()
+        if answer.is_propagated
+        else tuple(
             LayoutConstraint(
                 op=each.op,
                 at="written" if each.at == "def" else "read",
@@ -209,13 +245,48 @@ def plan_jax(
             )
             for each in specs.constraints
         ),
-        donate_argnums=tuple(positions[number] for number in program.donated),
-        static_argnums=tuple(fixed),
-        more_sent=specs.broken,
+        donate_argnums=donate_argnums,
+        static_argnums=static_argnums,
+        more_sent=() if answer.is_propagated else specs.broken,
+        judged=verdicts,
         _original=function,
         _program=program,
         _devices=tuple(mesh.devices.flat) if isinstance(mesh, Mesh) else None,
     )
+
+
+def _verdicts(
+    judge: Judge, candidates: Sequence[Candidate], steps: Sequence[Step], options: PlannerOptions
+) -> list[Verdict]:
+    """Compile the candidates one after the other.
+
+    Raises:
+        ConfigError: none can be compiled.
+    """
+    limit_bytes = judge.device.memory_bytes if options.memory_bytes is None else options.memory_bytes
+    found = []
+    for each, step in zip(candidates, steps, strict=True):
+        verdict = Verdict(
+            name=each.name, planned_s=each.planned.step_time_s, planned_bytes=each.planned.cost.peak_memory_bytes
+        )
+        try:
+            made = judge.compile(step, each.planned.plan.mesh)
+        except (jax.errors.JaxRuntimeError, ValueError) as error:  # XLA's refusals are of these two
+            verdict = replace(verdict, refusal=str(error).strip().partition("\n")[0][:300])
+        else:
+            verdict = replace(
+                verdict,
+                scheduled_s=made.replayed.step_time_s,
+                compute_s=made.replayed.compute_s,
+                comm_s=made.replayed.comm_s,
+                compiled_bytes=made.memory_bytes,
+                fits=made.memory_bytes <= limit_bytes,
+                compile_s=made.compile_s,
+            )
+        found.append(verdict)
+    if all(each.scheduled_s is None for each in found):
+        raise ConfigError(f"compiles no candidate: {found[0].refusal}", key=KEY, value=judge.device.name)
+    return found
 
 
 def _pins_of(program: Program, graph: Graph, in_shardings: Any, mesh: DeviceMesh) -> tuple[Pin, ...]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.support.gpu_program import kernels_of, replayed, without_comments
 from costmodels.blocks.operator import OpKind
+from costmodels.xla.schedule import kernels_of, replayed, without_comments
 
 PROGRAM = """\
 HloModule jit_step, is_scheduled=true

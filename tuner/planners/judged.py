@@ -1,0 +1,116 @@
+"""Candidates of a planner between which a compiler decides, and what it makes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.graph import Graph
+from costmodels.sharding.overlap import timeline_of
+from costmodels.sharding.plan import Plan, cost_of
+from tuner.planners.planning import Planned, PlannerOptions, plan_graph
+from tuner.planners.sharding.manumatic import PinnedPlan
+from tuner.planners.toast.by_hand import data_parallel
+
+DATA_PARALLEL = "data parallelism, propagated"
+"""Name of the candidate that cuts the batch, and leaves all else to the compiler's propagation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Candidate:
+    """A plan that a compiler may judge.
+
+    Attributes:
+        name: Name of the planner, or of what the compiler is left to do.
+        planned: Plan with our price. Where the compiler propagates, only its layouts of arguments and outputs hold.
+        is_propagated: Whether the compiler lays out everything between the arguments and the outputs.
+    """
+
+    name: str
+    planned: Planned
+    is_propagated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What a compiler makes of a candidate.
+
+    Attributes:
+        name: Name of the candidate.
+        planned_s: Our price of a step [s].
+        planned_bytes: Our peak memory of a device [bytes].
+        scheduled_s: Time of the compiler's schedule, replayed [s]; None where it refuses the candidate.
+        compute_s: Time of the schedule's kernels [s]; None likewise.
+        comm_s: Time of its collectives [s]; None likewise.
+        compiled_bytes: Memory of the compiled program: arguments, outputs and temporaries [bytes]; None likewise.
+        fits: Whether this is within the limit, or the memory of a device.
+        compile_s: Time that the compiler took [s].
+        refusal: What the compiler says against the candidate; None if it compiles.
+        is_answer: Whether the candidate is the answer.
+    """
+
+    name: str
+    planned_s: float
+    planned_bytes: float
+    scheduled_s: float | None = None
+    compute_s: float | None = None
+    comm_s: float | None = None
+    compiled_bytes: float | None = None
+    fits: bool = False
+    compile_s: float = 0.0
+    refusal: str | None = None
+    is_answer: bool = False
+
+
+def candidates_of(
+    found: Planned, graph: Graph, mesh: DeviceMesh, options: PlannerOptions, *, may_propagate: bool
+) -> list[Candidate]:
+    """Return the planner's plan and others that a compiler may prefer; those that are alike only once.
+
+    Args:
+        found: What the planner has found.
+        graph: Graph of the step.
+        mesh: Mesh that it was planned for.
+        options: Options with which it was planned.
+        may_propagate: Whether the compiler may lay out what the user has not pinned.
+    """
+
+    def priced(plan: Plan) -> Planned:
+        cost = cost_of(plan)
+        one = PinnedPlan(plan=plan, cost=cost, is_optimum=False, reports=())
+        timeline = None if found.timeline is None else timeline_of(plan, cost)
+        return replace(found, found=one, timeline=timeline, perturbed=None, bound_s=None, steps=(), unhidden=None)
+
+    answers = [Candidate(name=options.planner, planned=found)]
+    if found.unhidden is not None:
+        answers.append(Candidate(name=f"{options.planner} without overlap", planned=priced(found.unhidden.plan)))
+    if options.planner != "recursive":
+        alone = replace(options, planner="recursive", memory_bytes=None, diagnose=False, prove_s=None, overlap=False)
+        answers.append(Candidate(name="recursive", planned=priced(plan_graph(graph, mesh, alone).plan)))
+    if may_propagate:
+        answers.append(Candidate(name=f"arguments of {options.planner}, propagated", planned=found, is_propagated=True))
+        plain = priced(data_parallel(graph, found.plan.mesh))
+        answers.append(Candidate(name=DATA_PARALLEL, planned=plain, is_propagated=True))
+    alike: dict[tuple[bool, bytes], Candidate] = {}
+    for each in answers:
+        alike.setdefault((each.is_propagated, each.planned.plan.served.tobytes()), each)
+    return list(alike.values())
+
+
+def choose(verdicts: Sequence[Verdict]) -> tuple[int, tuple[Verdict, ...]]:
+    """Return the number of the answer and the verdicts, the answer's marked.
+
+    The answer has the fastest schedule of those that fit; where none fits, it needs the least memory. At least one must
+    have been compiled.
+    """
+
+    def key(number: int) -> tuple[bool, bool, float]:
+        one = verdicts[number]
+        if one.scheduled_s is None or one.compiled_bytes is None:
+            return True, True, 0.0
+        return False, not one.fits, one.scheduled_s if one.fits else one.compiled_bytes
+
+    best = min(range(len(verdicts)), key=key)
+    assert verdicts[best].scheduled_s is not None, "no candidate was compiled"
+    return best, tuple(replace(each, is_answer=number == best) for number, each in enumerate(verdicts))
