@@ -54,9 +54,9 @@ def traffic(name: str) -> dict[str, Any]:
     """Compare the traffic of an unsharded program of the zoo."""
     import jax  # noqa: PLC0415 # JAX may be missing
     import numpy as np  # noqa: PLC0415 # beside it
+    from benchmarks.support.gpu_program import kernels_of, without_comments  # noqa: PLC0415 # as above
     from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: PLC0415 # JAX may be missing
 
-    from benchmarks.support.gpu_program import kernels_of, without_comments  # noqa: PLC0415 # as above
     from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # as above
     from costmodels.sharding.frontends.jax.graph import graph_of_jax  # noqa: PLC0415 # as above
     from costmodels.sharding.fusion import traffic_of, unfused  # noqa: PLC0415 # as above
@@ -91,9 +91,9 @@ def overlap(name: str, planner: Any) -> Iterator[dict[str, Any]]:
     """Compare the overlap of a planned program on each mesh."""
     import jax  # noqa: PLC0415 # JAX may be missing
     import numpy as np  # noqa: PLC0415 # beside it
+    from benchmarks.support.gpu_program import Kernel, replayed, without_comments  # noqa: PLC0415 # as above
     from jax.sharding import Mesh  # noqa: PLC0415 # JAX may be missing
 
-    from benchmarks.support.gpu_program import Kernel, replayed, without_comments  # noqa: PLC0415 # as above
     from tuner.planners import plan_jax  # noqa: PLC0415 # as above
     from tuner.planners.planning import PlannerOptions  # noqa: PLC0415 # as above
 

@@ -11,7 +11,7 @@ import math
 import re
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ KIND_OF = {
     "collective-permute": EXCHANGED,
 }
 PRODUCTS = ("dot", "convolution")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnDevice:

@@ -1,9 +1,9 @@
 """Read the scheduled program that XLA's compiler for GPUs makes: traffic of its kernels, and a replay of its streams.
 
 Kernels run in the order of their computation on one stream. Collectives run in their order on another from their
-`-start` on, and at their `-done` the first stream waits for them. Loops run as often as they do, and of several branches
-the longest runs. Bytes are those of the arrays that a kernel takes and
-returns; of an array that it only slices or updates in place they are those of the part.
+`-start` on, and at their `-done` the first stream waits for them. A loop's body runs as often as the loop says, and the
+longest of several branches runs. Bytes are those of the arrays that a kernel takes and returns, and those of the part
+where it only slices an array or updates it in place.
 """
 
 from __future__ import annotations
@@ -194,9 +194,7 @@ class _Replay:
                 streams = max(called, key=lambda one: one.now_s, default=streams)
             elif each.name in self.kernels:
                 seconds = self.kernels[each.name]
-                streams = replace(
-                    streams, now_s=streams.now_s + seconds, compute_s=streams.compute_s + seconds
-                )
+                streams = replace(streams, now_s=streams.now_s + seconds, compute_s=streams.compute_s + seconds)
         return streams
 
     def _loop(self, each: Instruction, streams: _Streams) -> _Streams:
@@ -291,7 +289,6 @@ def _flop(each: Instruction, types: Mapping[str, str]) -> float:
 
     The numbers of elements of both operands and of the result, each divided by the batch, are mk, kn and mn.
     """
-
     left, right = (_shape(types[operand]) for operand in each.operands[:2])
     named = re.search(r'"lhs_batch_dimensions":\[([^\]]*)\]', each.line)
     dims = [int(dim.strip('"')) for dim in named[1].split(",")] if named and named[1] else []

@@ -20,8 +20,8 @@ import numpy as np
 
 from costmodels.blocks.operator import OpKind
 from costmodels.operators.kernels import collective_alone_s
-from hardware.cluster import Cluster
 from costmodels.xla.groups import Groups, groups_of
+from hardware.cluster import Cluster
 
 KINDS = {
     "all-reduce": OpKind.ALL_REDUCE,

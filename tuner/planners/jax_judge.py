@@ -22,11 +22,10 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.exports.jax_apply import on_mesh
 from costmodels.xla.schedule import Kernel, Replayed, replayed, without_comments
 from costmodels.xla.target import target_of
-from hardware.device import Device, find_device
+from hardware.device import Device
 from hardware.io.errors import ConfigError
+from tuner.planners.judged import KEY, find_judge
 
-KEY = "judge"
-"""Key of the judge, as error messages name it."""
 PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 """Modules that have XLA's compiler for GPUs."""
 OPTIONS: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
@@ -74,11 +73,11 @@ class Judge:
 
     Attributes:
         device: Device that it compiles for.
-        description: XLA's description of the device.
+        devices: Devices of a mesh, which exist only for the compiler.
     """
 
     device: Device
-    description: str
+    devices: tuple[Any, ...]
 
     def compile(self, step: Step, mesh: DeviceMesh) -> Compiled:
         """Compile a step for a mesh of the device.
@@ -88,8 +87,7 @@ class Judge:
             ValueError: JAX refuses it, or its schedule cannot be read.
         """
         began_s = time.perf_counter()
-        devices = self._devices(mesh.num_devices)
-        jax_mesh = Mesh(np.array(devices).reshape(mesh.sizes), mesh.names)
+        jax_mesh = Mesh(np.array(self.devices).reshape(mesh.sizes), mesh.names)
         jitted = jax.jit(
             step.function,
             in_shardings=on_mesh(jax_mesh, step.in_specs),
@@ -121,16 +119,6 @@ class Judge:
         arithmetic_s = kernel.flop / self.device.peak_flop_per_s(kernel.precision) if kernel.flop else 0.0
         return max(kernel.num_bytes / self.device.memory_bandwidth_bytes_per_s, arithmetic_s)
 
-    def _devices(self, count: int) -> list[Any]:
-        """Return devices that exist only for the compiler, in hosts of the usual size if these are full."""
-        per_host = min(count, self.device.devices_per_host)
-        hosts, rest = divmod(count, per_host)
-        topology = f"1x1x{count}" if rest else f"1x{hosts}x{per_host}"
-        found: list[Any] = topologies.get_topology_desc(
-            "", platform="cuda", target_config=self.description, topology=topology
-        ).devices
-        return found
-
 
 def judge_of(name: str, mesh: DeviceMesh) -> Judge:
     """Return the judge for a device of the catalog, which must be that of the mesh's cluster.
@@ -138,10 +126,7 @@ def judge_of(name: str, mesh: DeviceMesh) -> Judge:
     Raises:
         ConfigError: XLA's compiler for it is not installed or does not know it, or the cluster has other devices.
     """
-    try:
-        device = find_device(name)
-    except ConfigError as error:
-        raise ConfigError(error.rule, key=KEY, value=name, nearest=error.nearest) from None
+    device = find_judge(name)
     others = sorted({one.name for one in mesh.cluster.devices} - {device.name})
     if others:
         raise ConfigError(
@@ -161,7 +146,20 @@ def judge_of(name: str, mesh: DeviceMesh) -> Judge:
             value=name,
             nearest=f"pip install jax-cuda12-pjrt=={version} jax-cuda12-plugin=={version}; it needs no GPU",
         )
-    return Judge(device=device, description=description)
+    # hosts of the usual size if these are full
+    per_host = min(mesh.num_devices, device.devices_per_host)
+    hosts, rest = divmod(mesh.num_devices, per_host)
+    topology = f"1x1x{mesh.num_devices}" if rest else f"1x{hosts}x{per_host}"
+    try:
+        found = topologies.get_topology_desc("", platform="cuda", target_config=description, topology=topology)
+    except NotImplementedError:
+        raise ConfigError(
+            "needs XLA's compiler for GPUs, which JAX has not loaded",
+            key=KEY,
+            value=name,
+            nearest="without a GPU, JAX loads it only if the environment says JAX_PLATFORMS=cpu",
+        ) from None
+    return Judge(device=device, devices=tuple(found.devices))
 
 
 def _is_installed(module: str) -> bool:

@@ -33,11 +33,12 @@ from costmodels.sharding.frontends.jax.program import Program, find_numbers, nam
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan import Plan
 from hardware.cluster import Cluster
+from hardware.io.errors import ConfigError
 from tuner.planners.doubts import check_known, warn_of_useless
 from tuner.planners.jax_calls import by_position, fixed_of, with_fixed, without_fixed
-from tuner.planners.jax_judge import KEY, Judge, Step, judge_of
+from tuner.planners.jax_judge import Judge, Step, judge_of
 from tuner.planners.jax_pins import pins_of_arguments, pins_of_constraints, pins_of_shard_maps
-from tuner.planners.judged import Candidate, Verdict, candidates_of, choose
+from tuner.planners.judged import KEY, Candidate, Verdict, candidates_of, choose, find_judge, leaves_layouts
 from tuner.planners.planning import WHOLE_AXES, Planned, PlannerOptions, plan_graph
 from tuner.planners.sharding.pins import Pin
 
@@ -97,6 +98,11 @@ class JaxPlan:
     _devices: tuple[Any, ...] | None
 
     @property
+    def is_propagated(self) -> bool:
+        """Whether XLA lays out everything between the arguments and the outputs, by the judge's choice."""
+        return leaves_layouts(self.judged)
+
+    @property
     def mesh(self) -> Mesh:
         """Mesh of the plan, on the devices of the caller's mesh or on JAX's first ones.
 
@@ -127,14 +133,16 @@ class JaxPlan:
         Raises:
             ConfigError: JAX is configured to run without Shardy.
         """
-        return annotate_stablehlo(self._original, self._program, self.planned.plan, platform=platform)
+        return annotate_stablehlo(
+            self._original, self._program, self.planned.plan, platform=platform, is_propagated=self.is_propagated
+        )
 
 
 def plan_jax(
     function: Callable[..., Any],
     *abstract_arguments: Any,
     mesh: Mesh | AbstractMesh | DeviceMesh | Mapping[str, int] | str,
-    cluster: Cluster | str = "dgx-a100",
+    cluster: Cluster | str | None = None,
     donated: Sequence[str | int] = (),
     static: Sequence[str | int] = (),
     keywords: Mapping[str, Any] | None = None,
@@ -151,7 +159,8 @@ def plan_jax(
         mesh: Mesh of JAX, or axes with their sizes, the slowest first, also as `data=4,model=2`. An axis that does not
             divide a dim leaves it whole.
         cluster: Cluster of the mesh's devices, from its first host on in the order of the mesh, or a name of the
-            catalog for as few hosts as the mesh can fill. A `DeviceMesh` brings its own cluster.
+            catalog for as few hosts as the mesh can fill; by default hosts of the judge's device, or else `dgx-a100`.
+            A `DeviceMesh` brings its own cluster.
         donated: Names or numbers of the arguments whose memory the outputs take over, such as parameters and moments.
         static: Names or numbers of the arguments that are no arrays, such as a configuration. They must have a hash.
             With another value, the function is planned again when it is traced, with a warning.
@@ -163,9 +172,9 @@ def plan_jax(
             function (`jax.lax.with_sharding_constraint`) are held in the same way.
         options: Planner and its options.
         strict: Whether to refuse a function with operators that have no sharding rule.
-        judge: Device of the cluster (`h100`) for which XLA's compiler, which needs no GPU, compiles the last candidates.
-            The answer is the one with the fastest schedule that fits; `judged` has all. One may be plain data
-            parallelism whose other layouts XLA propagates, so that its function is yours.
+        judge: Device of the cluster (`h100`) for which XLA's compiler, which needs none, compiles the last candidates.
+            The answer is the one with the fastest schedule that fits; `judged` has all. Where XLA propagates the
+            layouts inside, as in plain data parallelism, the answer's function is yours.
 
     Raises:
         ConfigError: the mesh can't be formed, `donated` names no argument, no plan is found that fits, an operator
@@ -175,7 +184,8 @@ def plan_jax(
         UserWarning: an operator has no rule, or an axis of the mesh divides no dim that can be cut.
     """
     # JAX is asked only to trace the function. The plan is made on the traced graph.
-    own_mesh = mesh_from(dict(mesh.shape) if isinstance(mesh, (Mesh, AbstractMesh)) else mesh, cluster)
+    axes = dict(mesh.shape) if isinstance(mesh, (Mesh, AbstractMesh)) else mesh
+    own_mesh = mesh_from(axes, cluster or (find_judge(judge).name if judge is not None else "dgx-a100"))
     if keywords:
         function = by_position(function, len(abstract_arguments), tuple(keywords))
         abstract_arguments = (*abstract_arguments, *keywords.values())
@@ -267,7 +277,10 @@ def _verdicts(
     found = []
     for each, step in zip(candidates, steps, strict=True):
         verdict = Verdict(
-            name=each.name, planned_s=each.planned.step_time_s, planned_bytes=each.planned.cost.peak_memory_bytes
+            name=each.name,
+            planned_s=each.planned.step_time_s,
+            planned_bytes=each.planned.cost.peak_memory_bytes,
+            is_propagated=each.is_propagated,
         )
         try:
             made = judge.compile(step, each.planned.plan.mesh)

@@ -9,10 +9,14 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.overlap import timeline_of
 from costmodels.sharding.plan import Plan, cost_of
+from hardware.device import Device, find_device
+from hardware.io.errors import ConfigError
 from tuner.planners.planning import Planned, PlannerOptions, plan_graph
 from tuner.planners.sharding.manumatic import PinnedPlan
 from tuner.planners.toast.by_hand import data_parallel
 
+KEY = "judge"
+"""Key of the judge, as error messages name it."""
 DATA_PARALLEL = "data parallelism, propagated"
 """Name of the candidate that cuts the batch, and leaves all else to the compiler's propagation."""
 
@@ -47,6 +51,7 @@ class Verdict:
         fits: Whether this is within the limit, or the memory of a device.
         compile_s: Time that the compiler took [s].
         refusal: What the compiler says against the candidate; None if it compiles.
+        is_propagated: Whether the compiler lays out everything between the arguments and the outputs.
         is_answer: Whether the candidate is the answer.
     """
 
@@ -60,7 +65,20 @@ class Verdict:
     fits: bool = False
     compile_s: float = 0.0
     refusal: str | None = None
+    is_propagated: bool = False
     is_answer: bool = False
+
+
+def find_judge(name: str) -> Device:
+    """Return the device of the catalog for which a judge of this name compiles.
+
+    Raises:
+        ConfigError: No device has this name.
+    """
+    try:
+        return find_device(name)
+    except ConfigError as error:
+        raise ConfigError(error.rule, key=KEY, value=name, nearest=error.nearest) from None
 
 
 def candidates_of(
@@ -96,6 +114,11 @@ def candidates_of(
     for each in answers:
         alike.setdefault((each.is_propagated, each.planned.plan.served.tobytes()), each)
     return list(alike.values())
+
+
+def leaves_layouts(verdicts: Sequence[Verdict]) -> bool:
+    """Return whether the answer leaves the layouts inside the step to the compiler."""
+    return any(each.is_answer and each.is_propagated for each in verdicts)
 
 
 def choose(verdicts: Sequence[Verdict]) -> tuple[int, tuple[Verdict, ...]]:
