@@ -1,8 +1,7 @@
 """XLA's compiler as a judge of plans: it compiles each for a device of the catalog, which the machine needn't have.
 
 The schedule is replayed (`costmodels/xla/schedule.py`) with kernels by the roofline of the device, and collectives by
-the links of the cluster, as in the plan's own price. Products are left to the library, as XLA's own kernels would be
-timed on a device.
+the links of the cluster, as in the plan's own price.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -20,15 +18,12 @@ from jax.sharding import Mesh
 
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.exports.jax_apply import on_mesh
+from costmodels.xla.compiler import OPTIONS, has_gpu_compiler
 from costmodels.xla.schedule import Kernel, Replayed, replayed, without_comments
 from costmodels.xla.target import target_of
 from hardware.device import Device
 from hardware.io.errors import ConfigError
 from tuner.planners.judged import KEY, find_judge
-
-PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
-"""Modules that have XLA's compiler for GPUs."""
-OPTIONS: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +90,7 @@ class Judge:
             donate_argnums=step.donate_argnums,
             static_argnums=step.static_argnums,
         )
-        program = jitted.lower(*step.arguments).compile(compiler_options=OPTIONS)
+        program = jitted.lower(*step.arguments).compile(compiler_options=dict(OPTIONS))
         compile_s = time.perf_counter() - began_s
         memory = program.memory_analysis()
         return Compiled(
@@ -138,7 +133,7 @@ def judge_of(name: str, mesh: DeviceMesh) -> Judge:
     description = target_of(device)
     if description is None:
         raise ConfigError(f"is no device that XLA's compiler is told of: {device.name}", key=KEY, value=name)
-    if not any(map(_is_installed, PLUGINS)):
+    if not has_gpu_compiler():
         version = jax.__version__
         raise ConfigError(
             "needs XLA's compiler for GPUs, which is not installed here",
@@ -160,10 +155,3 @@ def judge_of(name: str, mesh: DeviceMesh) -> Judge:
             nearest="without a GPU, JAX loads it only if the environment says JAX_PLATFORMS=cpu",
         ) from None
     return Judge(device=device, devices=tuple(found.devices))
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ImportError:  # of its parent package
-        return False

@@ -30,8 +30,8 @@ LIMIT_S = 600.0
 MODULE = "tuner.rehearsal.entrance"
 _HERE = Path(__file__).parent
 _ROOMS = ("both_rooms", "torch_room", "jax_room")
-_SHARED = ("costmodels", "xla", "groups.py")
-"""Module that the room of JAX takes along."""
+_SHARED = (("costmodels", "xla", "groups.py"), ("costmodels", "xla", "compiler.py"))
+"""Modules that the room of JAX takes along."""
 _QUIET = {
     "TORCHDYNAMO_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
@@ -171,11 +171,12 @@ def _write_request(
     shutil.copyfile(_HERE / "entrance.py", package / "entrance.py")
     for room in _ROOMS:
         shutil.copytree(_HERE / room, package / room, ignore=shutil.ignore_patterns("__pycache__"))
-    shared = folder.joinpath("path", *_SHARED)
-    shared.parent.mkdir(parents=True)
-    for place in (shared.parent.parent, shared.parent):
-        (place / "__init__.py").touch()
-    shutil.copyfile(_HERE.parents[1].joinpath(*_SHARED), shared)
+    for module in _SHARED:
+        shared = folder.joinpath("path", *module)
+        shared.parent.mkdir(parents=True, exist_ok=True)
+        for place in (shared.parent.parent, shared.parent):
+            (place / "__init__.py").touch()
+        shutil.copyfile(_HERE.parents[1].joinpath(*module), shared)
     facts = {
         "name": device.name,
         "capability": _told_capability(device),

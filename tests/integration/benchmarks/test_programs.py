@@ -96,7 +96,7 @@ NEEDS = {
 }
 ELSEWHERE = {
     "judges.foreign_programs": "needs repositories that the project does not ship; the tests of rehearsals run such",
-    "judges.gpu_schedules": "needs XLA's compiler for GPUs, of 180 MB; test_gpu_program.py tests its reader",
+    "judges.gpu_schedules": "needs XLA's compiler for GPUs, of 183 MB; tests of costmodels/xla test its reader",
     "calibration.fit_kernels": "reads sources of 5 MB that the project does not ship",
     "support.screenshots": "is tested at the end of this file",
     "support.fuzz_blindly": "is the process that benchmarks.endurance.fuzz --blind starts",
