@@ -17,6 +17,8 @@ from tuner.planners.toast.by_hand import data_parallel
 
 KEY = "judge"
 """Key of the judge, as error messages name it."""
+ALIKE = 0.005
+"""Share by which schedules may differ that count as equally fast (assumed)."""
 DATA_PARALLEL = "data parallelism, propagated"
 """Name of the candidate that cuts the batch, and leaves all else to the compiler's propagation."""
 
@@ -124,16 +126,16 @@ def leaves_layouts(verdicts: Sequence[Verdict]) -> bool:
 def choose(verdicts: Sequence[Verdict]) -> tuple[int, tuple[Verdict, ...]]:
     """Return the number of the answer and the verdicts, the answer's marked.
 
-    The answer has the fastest schedule of those that fit; where none fits, it needs the least memory. At least one must
-    have been compiled.
+    The answer has the fastest schedule of those that fit; of schedules that are as fast, the first. Where none fits, it
+    needs the least memory. At least one must have been compiled.
     """
-
-    def key(number: int) -> tuple[bool, bool, float]:
-        one = verdicts[number]
-        if one.scheduled_s is None or one.compiled_bytes is None:
-            return True, True, 0.0
-        return False, not one.fits, one.scheduled_s if one.fits else one.compiled_bytes
-
-    best = min(range(len(verdicts)), key=key)
-    assert verdicts[best].scheduled_s is not None, "no candidate was compiled"
+    fitting = [(number, one.scheduled_s) for number, one in enumerate(verdicts) if one.fits]
+    schedules = {number: scheduled_s for number, scheduled_s in fitting if scheduled_s is not None}
+    if schedules:
+        limit_s = min(schedules.values()) * (1 + ALIKE)
+        best = next(number for number, scheduled_s in schedules.items() if scheduled_s <= limit_s)
+    else:
+        memory = {number: one.compiled_bytes for number, one in enumerate(verdicts) if one.compiled_bytes is not None}
+        assert memory, "no candidate was compiled"
+        best = min(memory, key=lambda number: memory[number])
     return best, tuple(replace(each, is_answer=number == best) for number, each in enumerate(verdicts))

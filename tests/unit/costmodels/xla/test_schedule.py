@@ -61,3 +61,76 @@ def test_a_step_waits_where_a_collective_is_done():
 
     assert (found.compute_s, found.comm_s, found.step_time_s) == (3.0, 7.0, 5.0 + 1.0 + 2.0)
     assert (found.collectives, found.synchronous) == (2, 1)
+
+
+LOOP = """\
+HloModule jit_scan, is_scheduled=true
+
+%body (q: (s32[], f32[64,32])) -> (s32[], f32[64,32]) {
+  %q = (s32[], f32[64,32]{1,0}) parameter(0)
+  %x = f32[64,32]{1,0} get-tuple-element(%q), index=1
+  %early = f32[64,32]{1,0} copy(%x)
+  %start = f32[64,32]{1,0} all-reduce-start(%early), replica_groups={{0,1}}, to_apply=%add
+  %beside = f32[64,32]{1,0} copy(%x)
+  %done = f32[64,32]{1,0} all-reduce-done(%start)
+  ROOT %out = (s32[], f32[64,32]{1,0}) tuple(%x, %done)
+}
+
+%cond (p: (s32[], f32[64,32])) -> pred[] {
+  %p = (s32[], f32[64,32]{1,0}) parameter(0)
+  ROOT %lt = pred[] custom-call(%p)
+}
+
+%short (s: f32[64,32]) -> f32[64,32] {
+  %s = f32[64,32]{1,0} parameter(0)
+  ROOT %one = f32[64,32]{1,0} copy(%s)
+}
+
+%long (l: f32[64,32]) -> f32[64,32] {
+  %l = f32[64,32]{1,0} parameter(0)
+  %two = f32[64,32]{1,0} copy(%l)
+  ROOT %three = f32[64,32]{1,0} copy(%two)
+}
+
+ENTRY %main (a: f32[64,32]) -> f32[64,32] {
+  %a = f32[64,32]{1,0} parameter(0)
+  %w = (s32[], f32[64,32]{1,0}) while(%a), condition=%cond, body=%body, TIMES
+  %b = f32[64,32]{1,0} get-tuple-element(%w), index=1
+  ROOT %c = f32[64,32]{1,0} conditional(%b), branch_computations={%short, %long}
+}
+"""
+
+
+@pytest.mark.parametrize("times", [0, 1, 2, 7])
+def test_a_loop_runs_as_often_as_it_says(times):
+    """An iteration takes a kernel, and an all-reduce of 5 s beside another; behind the loop runs the longer branch."""
+    count = f'backend_config={{"known_trip_count":{{"n":"{times}"}}}}'
+    text = LOOP.replace("TIMES", count)
+    found = replayed(text, {"data": 2}, kernel_s=lambda _: 1.0, collective_s=lambda *_: 5.0)
+
+    assert found.step_time_s == times * (1.0 + 5.0) + 2.0
+    assert (found.compute_s, found.comm_s, found.collectives) == (times * 2.0 + 2.0, times * 5.0, times)
+
+
+@pytest.mark.parametrize(
+    ("target", "result", "left", "right"),
+    [
+        ("convForward", "2,8,8,16", "2,8,8,4", "16,3,3,4"),
+        ("convBackwardInput", "2,8,8,4", "2,8,8,16", "16,3,3,4"),
+        ("convBackwardFilter", "16,3,3,4", "2,8,8,4", "2,8,8,16"),
+    ],
+)
+def test_convolutions_have_the_operations_of_the_forward_pass(target, result, left, right):
+    """Each of the passes multiplies as often as the forward pass: outputs times window times input features."""
+    lines = (
+        "ENTRY %main (x: bf16[1], y: bf16[1]) -> bf16[1] {",
+        f"  %x = bf16[{left}] parameter(0)",
+        f"  %y = bf16[{right}] parameter(1)",
+        f"  %z = (bf16[{result}], u8[0]) custom-call(%x, %y), window={{size=3x3 pad=1_1x1_1}}, "
+        f'dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn${target}"',
+        "}",
+    )
+    (kernel,) = kernels_of("\n".join(lines))
+
+    assert kernel.flop == 2 * (2 * 8 * 8 * 16) * (3 * 3 * 4)
+    assert (kernel.is_product, kernel.precision) == (True, "bf16")
