@@ -265,10 +265,14 @@ def _kernel(
 def _part_of(fused: Sequence[Instruction], slot: int, size: float) -> float:
     """Return the bytes that a fused computation reads of an operand."""
     name = next((one.name for one in fused if one.opcode == "parameter" and f"parameter({slot})" in one.line), None)
-    users = [one for one in fused if name in one.operands]
-    if users and all(one.opcode in PARTS and one.operands[0] == name for one in users):
+    names = {name}  # of the operand in all of its views
+    for one in fused:
+        if one.opcode == "bitcast" and one.operands[0] in names:
+            names.add(one.name)
+    users = [one for one in fused if one.name not in names and not names.isdisjoint(one.operands)]
+    if users and all(one.opcode in PARTS and one.operands[0] in names for one in users):
         return min(size, sum(num_bytes_of(one.types) for one in users))
-    if users and all(one.opcode == "dynamic-update-slice" and one.operands[0] == name for one in users):
+    if users and all(one.opcode == "dynamic-update-slice" and one.operands[0] in names for one in users):
         return 0.0
     return size
 
@@ -278,10 +282,18 @@ def _written(fused: Sequence[Instruction]) -> float:
     known = {one.name: one for one in fused}
     root = fused[-1]
     roots = [known[name] for name in root.operands if name in known] if root.opcode == "tuple" else [root]
+    roots = [_viewed(one, known) for one in roots]
     return sum(
         num_bytes_of(known[one.operands[1]].types if one.opcode == "dynamic-update-slice" else one.types)
         for one in roots
     )
+
+
+def _viewed(one: Instruction, known: Mapping[str, Instruction]) -> Instruction:
+    """Return the instruction whose result another one only views."""
+    while one.opcode == "bitcast" and one.operands[0] in known:
+        one = known[one.operands[0]]
+    return one
 
 
 def _flop(each: Instruction, types: Mapping[str, str]) -> float:

@@ -134,3 +134,30 @@ def test_convolutions_have_the_operations_of_the_forward_pass(target, result, le
 
     assert kernel.flop == 2 * (2 * 8 * 8 * 16) * (3 * 3 * 4)
     assert (kernel.is_product, kernel.precision) == (True, "bf16")
+
+
+VIEWED = """\
+%fused (w: f32[8,64,32], u: f32[64,32], i: s32[]) -> f32[8,32,64] {
+  %whole = f32[8,64,32]{2,1,0} parameter(0)
+  %view = f32[8,32,64]{2,1,0} bitcast(%whole)
+  %u = f32[64,32]{1,0} parameter(1)
+  %row = f32[1,32,64]{2,1,0} bitcast(%u)
+  %i = s32[] parameter(2)
+  %set = f32[8,32,64]{2,1,0} dynamic-update-slice(%view, %row, %i, %i, %i)
+  ROOT %back = f32[8,64,32]{2,1,0} bitcast(%set)
+}
+
+ENTRY %main (w: f32[8,64,32], u: f32[64,32], i: s32[]) -> f32[8,64,32] {
+  %w = f32[8,64,32]{2,1,0} parameter(0)
+  %u.1 = f32[64,32]{1,0} parameter(1)
+  %i.1 = s32[] parameter(2)
+  ROOT %f = f32[8,64,32]{2,1,0} fusion(%w, %u.1, %i.1), kind=kLoop, calls=%fused
+}
+"""
+
+
+def test_views_of_an_array_move_nothing():
+    """A row that is written in place through a view moves the row, not the array of all rows."""
+    (kernel,) = kernels_of(VIEWED)
+
+    assert kernel.num_bytes == 2 * WHOLE + 4
