@@ -93,6 +93,7 @@ class Judge:
         program = jitted.lower(*step.arguments).compile(compiler_options=dict(OPTIONS))
         compile_s = time.perf_counter() - began_s
         memory = program.memory_analysis()
+        assert memory is not None, "XLA knows the memory of what it compiles for GPUs"
         return Compiled(
             replayed=replayed(
                 without_comments(str(program.as_text())),

@@ -298,7 +298,12 @@ def _verdicts(
             )
         found.append(verdict)
     if all(each.scheduled_s is None for each in found):
-        raise ConfigError(f"compiles no candidate: {found[0].refusal}", key=KEY, value=judge.device.name)
+        raise ConfigError(
+            f"compiles no candidate: {found[0].refusal}",
+            key=KEY,
+            value=judge.device.name,
+            nearest="a shard_map or a sharding in the function must name an AbstractMesh, for its devices are others",
+        )
     return found
 
 
