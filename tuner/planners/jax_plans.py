@@ -73,7 +73,8 @@ class JaxPlan:
     Attributes:
         planned: Plan with its cost, and the way it was found.
         function: Function with each layout of the plan pinned, to be passed to `jax.jit`. Arguments of other shapes are
-            planned when it is traced with them, with a warning: shapes are static, as in JAX.
+            planned when it is traced with them, with a warning: shapes are static, as in JAX. If `is_propagated`, it is
+            the caller's own function.
         in_specs: Tree of PartitionSpecs for each argument.
         out_specs: Tree of PartitionSpecs for the returned value.
         constraints: Changes of layouts, in the order of the operators. Tensors that never change are pinned, too.
@@ -81,7 +82,7 @@ class JaxPlan:
         static_argnums: Arguments that are no arrays, for `jax.jit`; specs and shardings leave them out, as it wants it.
         more_sent: Pairs of a tensor and an operator between which JAX sends more than the plan says; see
             `costmodels.sharding.exports.axis_order`.
-        judged: What the compiler makes of each candidate, if it was asked.
+        judged: What the compiler makes of each candidate; empty without a judge.
     """
 
     planned: Planned
