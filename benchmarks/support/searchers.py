@@ -20,6 +20,7 @@ from hardware.arrays import FloatArray
 from trials.backend import Observation
 from tuner.search.acquisition import ACQUISITION_FUNCTIONS, DEFAULT
 from tuner.search.observations import OBSERVATION, STATUS, Observations
+from tuner.search.parameters import params_of
 from tuner.search.sampler import ThompsonSampler
 
 
@@ -46,12 +47,16 @@ class Thompson(AbstractSearcher):
     def __init__(self, sampler: ThompsonSampler) -> None:
         self._sampler = sampler
         self._study = optuna.create_study(sampler=self._sampler)
+        self._left = dict.fromkeys(range(sampler.choices.num_candidates))
 
     def ask(self) -> int:
-        """Return the candidate that the sampler proposes."""
+        """Return the candidate that the sampler proposes, or one that failures rule out when no other is left."""
+        if self._left and self._left.keys() <= self.observations.closed:
+            self._study.enqueue_trial(params_of(self._sampler.choices.values(next(iter(self._left)))))
         self._trial = self._study.ask(fixed_distributions=self._sampler.search_space)
         position = self._sampler.position_of(self._trial.params)
         assert position is not None, "the sampler names candidates only"
+        self._left.pop(position, None)
         return position
 
     def tell(self, position: int, outcome: Observation) -> None:  # noqa: ARG002 # the study knows which was asked

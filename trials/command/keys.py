@@ -275,7 +275,7 @@ def _read_files(keys: CommandKeys, study: StudyParts) -> tuple[TrialFile, ...]:
     found = []
     for name, path in keys.files.items():
         with _errors_under(f"trial.files.{name}"):
-            if not name.isidentifier() or name in PLACEHOLDERS or name in (FLAGS, KNOBS) or name in knobs:
+            if not name.isidentifier() or name in {*PLACEHOLDERS, FLAGS, KNOBS} - {*TRAINING} or name in knobs:
                 raise ConfigError("stands for something else, or is no name", value=name, nearest=f"{name}_file")
             if not any(
                 name in names_in(text) for text in [*keys.command, *(t or "" for t in keys.environment.values())]
@@ -319,18 +319,17 @@ def _check_knobs(keys: CommandKeys, knobs: Sequence[Knob], files: Sequence[Trial
 
 def _find_training(keys: CommandKeys, study: StudyParts) -> TrainingFolder | None:
     """Return the folder of the training in which trials run; None if what they train is thrown away."""
-    used = {
-        name for text in [*keys.command, *(text or "" for text in keys.environment.values())] for name in names_in(text)
-    }
+    texts = [*keys.command, *(text or "" for text in keys.environment.values())]
+    used, own = {name for text in texts for name in names_in(text)}, {*keys.files, *(knob.name for knob in study.knobs)}
     wanted = keys.training
-    if wanted is not None and keys.proxy is not None:
-        rule = "cannot stand beside trial.proxy: the checkpoint of a smaller job is none of the training's"
-        raise ConfigError(rule, key="trial.training", nearest="one of both")
     if wanted is None:
-        if named := sorted(used & set(TRAINING)):
+        if named := sorted((used - own) & set(TRAINING)):
             rule = f"is required, because the command contains {{{named[0]}}}"
             raise ConfigError(rule, key="trial.training", nearest="training: {folder: checkpoints}")
         return None
+    if taken := sorted(own & set(TRAINING)):
+        rule = f"needs {{{taken[0]}}}, and a knob or a file has that name"
+        raise ConfigError(rule, key="trial.training", nearest=f"my_{taken[0]} for the knob or the file")
     for name in (CHECKPOINT, NEW_CHECKPOINT):
         if name not in used:
             rule = f"needs {{{name}}} in the command, which {'loads' if name == CHECKPOINT else 'saves'} it"

@@ -32,7 +32,7 @@ from tuner.forecast.prepared import Prepared
 from tuner.forecast.ranked import Ranked, by_objective
 from tuner.forecast.sizes import LEARNED, Judged
 from tuner.search.observations import Observations, observations_on
-from tuner.search.posterior import Posterior
+from tuner.search.posterior import LIKELY, Posterior
 from tuner.search.prior import initial_posterior
 from tuner.storage.history import past_of
 from tuner.storage.record import MEANING, TrialRecord, fastest, records_of
@@ -317,8 +317,8 @@ class Taught:
         if not is_own:
             is_broken |= every.needs_as_much(sorted(seen.misfits), rows)
         log_room = np.log((1 - self.prepared.problem.options.memory_headroom) * memory.capacity_bytes)
-        needed = posterior.memory_after(seen)
-        chance = np.ones(len(rows)) if needed is None else 1 - needed.probability_above(log_room, rows)
+        found = posterior.chances_to_fit(seen, log_room, rows)
+        chance = np.ones(len(rows)) if found is None else found
         chance[ran], chance[is_broken] = 1.0, 0.0
         # the peak errs by the same factor as the memory that is needed
         peak_bytes = memory.peak_bytes * np.exp(expected.log_needed[rows]) / posterior.predicted.needed_bytes[rows]
@@ -334,7 +334,7 @@ class Taught:
         return Judged(
             step_time_s=step_time_s,
             peak_bytes=peak_bytes,
-            fits=((expected.log_needed[rows] <= log_room) | ran) & ~is_broken,
+            fits=(((expected.log_needed[rows] <= log_room) & (chance > LIKELY)) | ran) & ~is_broken,
             fit_probability=chance,
             is_measured=is_measured,
             origin=self.prepared.request.trials.backend.origin,

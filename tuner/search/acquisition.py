@@ -35,11 +35,6 @@ SHARPNESS = 3
 a price, a large gain at a chance of 5% is worth a trial again and again, and a search that is almost over makes no
 others. A power of the chance itself would also spare what probably runs (chosen by hand; see docs/decisions.md)."""
 
-SHARPNESS = 3
-"""Power of the odds to run that price a candidate's gain: a trial that fails takes a slot and teaches little. Without
-a price, a large gain at a chance of 5% is worth a trial again and again, and a search that is almost over makes no
-others. A power of the chance itself would also spare what probably runs (chosen by hand; see docs/decisions.md)."""
-
 LIKELY_TO_RUN = 0.5
 """Share of the draws in which a candidate must run for its spread to mean anything; assumed."""
 

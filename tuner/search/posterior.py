@@ -62,6 +62,9 @@ FOREIGN_CRASH = 0.3
 EDGE = 1e-3
 """Least log distance of the capacity from the draws of a candidate that fits in all of them, or in none."""
 
+CHANCE_DRAWS = 256
+"""Number of draws of needed memory, of which the chance to fit is a share once something failed."""
+
 SLOW_MISHAP = 1e-4
 """Probability that a trial reaches its time limit although its steps are short (a file system that hangs)."""
 
@@ -288,6 +291,10 @@ class Posterior:
         num_draws, everywhere = len(needed), np.arange(needed.shape[1])
         num_fit = num_draws - np.round(chances * num_draws).astype(np.int64)
         ordered = np.sort(needed, axis=0)
+        # what the models do not know is the cluster's: a draw in which little fits has less of every candidate fit
+        kept = needed[:, sorted(told.rehearsed.log_needed)]
+        needed[np.argsort(needed.mean(axis=1))] = ordered
+        needed[:, sorted(told.rehearsed.log_needed)] = kept
         low, high = (ordered[np.clip(num_fit - 1 + at, 0, num_draws - 1), everywhere] for at in (0, 1))
         beyond = EDGE * ((num_fit == num_draws).astype(np.float32) - (num_fit == 0))
         shift = log_capacity - ((low + high) / 2 + beyond)
@@ -330,6 +337,24 @@ class Posterior:
             wider, seen = self.with_proxies(observations)
             return wider.memory_after(seen)
         return self._fit_memory(self.select_subset(observations))
+
+    def chances_to_fit(self, observations: Observations, log_room: FloatArray, at: IntArray) -> FloatArray | None:
+        """Return the chance of candidates to run within some room after the trials [m]; None if memory is unknown.
+
+        Args:
+            observations: Observations of the trials.
+            log_room: Logarithm of the memory that there is for each [m].
+            at: Positions of the candidates [m].
+        """
+        if observations.proxies:
+            wider, seen = self.with_proxies(observations)
+            return wider.chances_to_fit(seen, log_room, at)
+        told = self.select_subset(observations)
+        if not told.misfits | told.crashed:
+            memory = self._fit_memory(told)
+            return None if memory is None else 1 - memory.probability_above(log_room, at)
+        needed = self.draw_needed(told, CHANCE_DRAWS, np.random.default_rng(0))
+        return None if needed is None else np.asarray((needed[:, at] <= log_room).mean(axis=0))
 
     def select_subset(self, observations: Observations) -> Observations:
         """Return the observations that the surrogates learn from; the same object where there are few."""

@@ -14,6 +14,7 @@ from costmodels.step.breakdown import BREAKDOWN
 from hardware.io.config_file import DocumentedModel
 from hardware.io.errors import ConfigError, did_you_mean
 from trials.command.placeholders import FLAGS, KNOBS, PLACEHOLDERS
+from trials.command.training_folder import TRAINING
 from trials.knobs.condition import ALWAYS, FIGURES, parse_condition
 from trials.knobs.knob import Knob
 from trials.knobs.places import Place, split_words, text_of
@@ -29,8 +30,8 @@ NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 FLAG = re.compile(r"--?[A-Za-z0-9][A-Za-z0-9_.:-]*=?")
 
-TAKEN = frozenset({*DEGREES, *FURTHER_DIMENSIONS, *FIGURES, *PLACEHOLDERS, FLAGS, KNOBS, "knobs"})
-"""Names that no knob may have, because they stand for something else."""
+TAKEN = frozenset({*DEGREES, *FURTHER_DIMENSIONS, *FIGURES, *PLACEHOLDERS, FLAGS, KNOBS, "knobs"}) - {*TRAINING}
+"""Names that no knob may have, because they stand for something else. Those of a training are free outside of one."""
 
 AFFECTED = {MEMORY: MEMORY, **{part: part for part in BREAKDOWN}} | {
     f"{part} communication": part for part in ("tp", "cp", "up", "ep", "dp", "pp")

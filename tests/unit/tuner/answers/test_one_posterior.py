@@ -24,7 +24,7 @@ model: llama3-8b
 cluster: {{name: dgx-h100, hosts: 2}}
 job: {{sequence_length: 4096, global_batch_size: 64}}
 current: {{pp: 4, tp: 4, dp: 1, mbs: 1}}
-search: {{max_trials: 14, seed: 0, rehearse: "off"}}
+search: {{max_trials: 24, seed: 0, rehearse: "off"}}
 trial:
   backend: command
   command: [{python}, train.py, "{{pp}}", "{{tp}}", "{{dp}}", "{{cp}}", "{{mbs}}"]

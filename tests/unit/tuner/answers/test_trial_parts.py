@@ -44,5 +44,5 @@ def test_a_command_tells_its_start_from_its_steps(tmp_path):
 
     parts = parts_of(seen)
     assert parts.queued_s is None
-    assert parts.start_s > 0
+    assert parts.start_s >= 0  # the program says what its steps took, and takes less
     assert parts.warmup_s >= 0

@@ -118,6 +118,12 @@ def test_secrets_are_not_stored(load):
             "trial.command=[run, '{profile}', '{flags}']",
             "trial.profile: is required, because the command contains {profile}",
         ),
+        (
+            "trial.command=[run, '{checkpoint}', '{flags}']",
+            "trial.training: is required, because the command contains {checkpoint}; training: {folder: checkpoints}",
+        ),
+        ("trial.training={folder: a}", "trial.training: needs {checkpoint} in the command, which loads it"),
+        ("trial.training={dir: a}", "trial.training.dir: unknown key; valid: folder, start, start_step"),
     ],
 )
 def test_a_mistake_names_its_key(load, override, message):
@@ -126,6 +132,32 @@ def test_a_mistake_names_its_key(load, override, message):
         load(override)
 
     assert message in str(caught.value)
+
+
+def test_a_training_begins_where_a_checkpoint_says(load, tmp_path):
+    """The step of the first checkpoint is what its folder says; the study must say it where the folder does not."""
+    words = "trial.command=[run, '{flags}', --load, '{checkpoint}', --save, '{new_checkpoint}']"
+    (tmp_path / "old").mkdir()
+
+    with pytest.raises(ConfigError, match=r"trial.training.start_step: is required"):
+        load(words, "trial.training={folder: new, start: old}")
+    assert (
+        load(words, "trial.training={folder: new, start: old, start_step: 9}").trials.backend.training.start_step == 9
+    )
+    (tmp_path / "old" / "step-40").mkdir()
+    training = load(words, "trial.training={folder: new, start: old}").trials.backend.training
+    assert (training.start_step, training.start, training.folder) == (40, tmp_path / "old", tmp_path / "new")
+    assert load(words, "trial.training={folder: new}").trials.backend.training.start_step == 0
+
+
+def test_names_of_a_training_are_free_outside_of_one(load):
+    """A knob named `checkpoint` stays one, as in studies before there were trainings; inside of one it is refused."""
+    knob = "space.knobs=[{name: checkpoint, values: [true, false]}]"
+
+    study = load("trial.command=[run, '{flags}', '{checkpoint}']", knob)
+    assert [one.name for one in study.trials.backend.knobs] == ["checkpoint"]
+    with pytest.raises(ConfigError, match=r"needs \{checkpoint\}, and a knob or a file has that name"):
+        load("trial.command=[run, '{flags}', '{checkpoint}', '{new_checkpoint}']", knob, "trial.training={folder: a}")
 
 
 def test_flags_that_end_a_command_stand_last(load):
