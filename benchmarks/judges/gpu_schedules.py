@@ -12,25 +12,22 @@ H100, collectives by the links of its host. Matrix products are left to the libr
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from benchmarks.support.timing import USERS_MISTAKE, benchmark_parser, publish, tell
+from costmodels.sharding.device_mesh import mesh_from
+from costmodels.sharding.fusion import traffic_of, unfused
 from costmodels.sharding.graph import Graph
-from hardware.device import Device
+from costmodels.xla.compiler import OPTIONS, has_gpu_compiler
+from costmodels.xla.schedule import kernels_of, without_comments
 
-TARGET = Path(__file__).parents[1] / "support" / "h100_sxm.txtpb"
-"""Description of an H100 for XLA's compiler, with the main figures of XLA's own (openxla/xla,
-`xla/backends/gpu/target_config/specs/h100_sxm.txtpb`)."""
-OPTIONS: dict[str, str | bool] = {"xla_gpu_enable_triton_gemm": False}
 TRAFFIC = ("unet", "graph_network", "moe", "gemma_2b")
 OVERLAP = ("gemma", "llama", "mixture")
 MESHES: tuple[Mapping[str, int], ...] = ({"data": 8}, {"data": 2, "model": 4}, {"model": 8})
-CLUSTER = "dgx-h100"
+CLUSTER, DEVICE = "dgx-h100", "h100"
 
 
 def main() -> None:
@@ -40,7 +37,7 @@ def main() -> None:
     parser.add_argument("programs", nargs="*", help=f"default: {', '.join(TRAFFIC)}, or {', '.join(OVERLAP)}")
     parser.add_argument("--planner", default="descent", help="default: descent")
     given = parser.parse_args()
-    if importlib.util.find_spec("jax_plugins.xla_cuda12") is None:
+    if not has_gpu_compiler():
         tell("XLA's compiler for GPUs is missing: pip install jax-cuda12-pjrt jax-cuda12-plugin")
         sys.exit(USERS_MISTAKE)
     if given.what == "traffic":
@@ -56,15 +53,15 @@ def traffic(name: str) -> dict[str, Any]:
     import numpy as np  # noqa: PLC0415 # beside it
     from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: PLC0415 # JAX may be missing
 
-    from benchmarks.support.gpu_program import kernels_of, without_comments  # noqa: PLC0415 # as above
     from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # as above
     from costmodels.sharding.frontends.jax.graph import graph_of_jax  # noqa: PLC0415 # as above
-    from costmodels.sharding.fusion import traffic_of, unfused  # noqa: PLC0415 # as above
+    from tuner.planners.jax_judge import judge_of  # noqa: PLC0415 # as above
 
     function, arguments, donated = FACTORIES[name]()
-    whole = NamedSharding(Mesh(np.array(_devices(1)), ("one",)), PartitionSpec())
+    devices = judge_of(DEVICE, mesh_from({"one": 1}, CLUSTER)).devices
+    whole = NamedSharding(Mesh(np.array(devices), ("one",)), PartitionSpec())
     lowered = jax.jit(function, in_shardings=whole, out_shardings=whole, donate_argnames=donated).lower(*arguments)
-    kernels = kernels_of(without_comments(str(lowered.compile(compiler_options=OPTIONS).as_text())))
+    kernels = kernels_of(without_comments(str(lowered.compile(compiler_options=dict(OPTIONS)).as_text())))
     graph = graph_of_jax(function, *arguments, donated=donated)
 
     def counted(graph: Graph, *, is_product: bool) -> float:
@@ -89,36 +86,26 @@ def traffic(name: str) -> dict[str, Any]:
 
 def overlap(name: str, planner: Any) -> Iterator[dict[str, Any]]:
     """Compare the overlap of a planned program on each mesh."""
-    import jax  # noqa: PLC0415 # JAX may be missing
-    import numpy as np  # noqa: PLC0415 # beside it
-    from jax.sharding import Mesh  # noqa: PLC0415 # JAX may be missing
-
-    from benchmarks.support.gpu_program import Kernel, replayed, without_comments  # noqa: PLC0415 # as above
-    from tuner.planners import plan_jax  # noqa: PLC0415 # as above
+    from tuner.planners import plan_jax  # noqa: PLC0415 # JAX may be missing
+    from tuner.planners.jax_judge import Step, judge_of  # noqa: PLC0415 # as above
     from tuner.planners.planning import PlannerOptions  # noqa: PLC0415 # as above
 
     function, arguments, donated = _programs()[name]
     options = PlannerOptions(planner=planner, whole_axes=True, overlap=True)
     for sizes in MESHES:
-        mesh = Mesh(np.array(_devices(8)).reshape(tuple(sizes.values())), tuple(sizes))
         begun_s = time.perf_counter()
-        plan = plan_jax(function, *arguments, mesh=mesh, cluster=CLUSTER, donated=donated, options=options)
+        plan = plan_jax(function, *arguments, mesh=sizes, cluster=CLUSTER, donated=donated, options=options)
         planned_s = time.perf_counter() - begun_s
-        step = jax.jit(
-            plan.function,
-            in_shardings=plan.in_shardings,
-            out_shardings=plan.out_shardings,
+        step = Step(
+            function=plan.function,
+            arguments=arguments,
+            in_specs=plan.in_specs,
+            out_specs=plan.out_specs,
             donate_argnums=plan.donate_argnums,
+            static_argnums=(),
         )
-        text = without_comments(str(step.lower(*arguments).compile(compiler_options=OPTIONS).as_text()))
         cost, timeline, own_mesh = plan.planned.cost, plan.planned.timeline, plan.planned.plan.mesh
-        device = own_mesh.cluster.devices[0]
-
-        def kernel_s(kernel: Kernel, device: Device = device) -> float:
-            moved_s = kernel.num_bytes / device.memory_bandwidth_bytes_per_s
-            return max(kernel.flop / device.peak_flop_per_s("bf16"), moved_s)
-
-        found = replayed(text, sizes, kernel_s=kernel_s, collective_s=own_mesh.seconds)
+        found = judge_of(DEVICE, own_mesh).compile(step, own_mesh).replayed
         assert timeline is not None, "overlap was asked for"
         compute_s = float(cost.compute_s.sum())
         yield {
@@ -160,17 +147,6 @@ def _programs() -> dict[str, Any]:
         "llama": llama.train_program(),
         "mixture": replace(FOUR_LAYERS, base=replace(FOUR_LAYERS.base, layers=1)).train_program(),
     }
-
-
-def _devices(count: int) -> list[Any]:
-    """Return devices that exist only for the compiler."""
-    from jax.experimental import topologies  # noqa: PLC0415 # JAX may be missing
-
-    target = TARGET.read_text(encoding="utf-8")
-    found: list[Any] = topologies.get_topology_desc(
-        "", platform="cuda", target_config=target, topology=f"1x1x{count}"
-    ).devices
-    return found
 
 
 if __name__ == "__main__":

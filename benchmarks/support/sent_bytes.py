@@ -19,6 +19,7 @@ from costmodels.sharding.exports.axis_order import AxisOrders
 from costmodels.sharding.exports.reorders import way
 from costmodels.sharding.graph import CONSTANT
 from costmodels.sharding.plan import Plan, PlanCost
+from costmodels.xla.groups import Axes
 
 REDUCED, GATHERED, EXCHANGED = KINDS = ("reduced", "gathered", "exchanged")
 """Kinds of collectives: all-reduces and reduce-scatters; all-gathers; all-to-alls and permutations."""
@@ -30,17 +31,11 @@ OF_PLAN = {
     OpKind.ALL_TO_ALL: EXCHANGED,
 }
 
-Axes = tuple[str, ...]
-"""Names of axes of a mesh, in the mesh's order."""
-
 Sent = Counter[tuple[str, Axes]]
 """Bytes by kind and by the axes along which they are sent."""
 
 PERMUTED: Axes = ()
 """Placeholder for the axes of a permutation, which is defined by pairs of devices."""
-
-ODD_GROUPS: Axes = ("?",)
-"""Placeholder for the axes of groups that correspond to no axes of the mesh."""
 
 
 def ring_bytes(kind: str, message_bytes: float, group: int) -> float:

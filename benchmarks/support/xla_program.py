@@ -11,14 +11,14 @@ import math
 import re
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.support.sent_bytes import EXCHANGED, GATHERED, PERMUTED, REDUCED, Axes, Sent, ring_bytes
-from benchmarks.support.xla_groups import axes_of
-from trials.jax_training.xla_groups import groups_of
+from costmodels.xla.groups import axes_of, groups_of
+from costmodels.xla.program import Instruction, called_by, computations_of, dims_of, num_bytes_of, trip_count
 
 KIND_OF = {
     "all-reduce": REDUCED,
@@ -30,32 +30,6 @@ KIND_OF = {
     "collective-permute": EXCHANGED,
 }
 PRODUCTS = ("dot", "convolution")
-
-TYPE_BYTES = {"pred": 1, "bf16": 2}
-"""Sizes of the types whose names do not end in their bits [bytes]."""
-
-INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?(\S+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$")
-COMPUTATION = re.compile(r"^(ENTRY )?%?(\S+) \(.*\{\s*$")
-CALLS = re.compile(r"(?:to_apply|body|calls|\w+_computations?)=\{?(%[\w.\-]+(?:, %[\w.\-]+)*)")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Instruction:
-    """One line of a computation.
-
-    Attributes:
-        name: Name of the result.
-        types: Text of the result's type or types.
-        opcode: Name of the operation.
-        operands: Names of the operands.
-        line: The whole line of text.
-    """
-
-    name: str
-    types: str
-    opcode: str
-    operands: tuple[str, ...]
-    line: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,26 +106,6 @@ def on_device(text: str, mesh: Mapping[str, int]) -> OnDevice:
     return OnDevice(sent=sent, flop=flop)
 
 
-def computations_of(text: str) -> tuple[str, dict[str, list[Instruction]]]:
-    """Return the name of the entry computation and the instructions of each computation."""
-    entry, found = "", dict[str, list[Instruction]]()
-    inside: list[Instruction] = []
-    for line in text.splitlines():
-        opened = COMPUTATION.match(line)
-        if opened:
-            inside = found.setdefault(opened[2], [])
-            entry = opened[2] if opened[1] else entry
-            continue
-        match = INSTRUCTION.match(line)
-        if match:
-            name, types, opcode, rest = match.groups()
-            operands = tuple(part.split()[-1].lstrip("%") for part in rest.partition(")")[0].split(", ") if part)
-            inside.append(Instruction(name=name, types=types, opcode=opcode, operands=operands, line=line))
-    if not entry:
-        raise ValueError("the program has no ENTRY")
-    return entry, found
-
-
 def _executions(entry: str, computations: Mapping[str, list[Instruction]]) -> dict[str, int]:
     """Count the executions of each computation that the entry reaches."""
     found: Counter[str] = Counter()
@@ -171,13 +125,6 @@ def _executions(entry: str, computations: Mapping[str, list[Instruction]]) -> di
     return dict(found)
 
 
-def called_by(instruction: Instruction) -> Iterator[str]:
-    """Yield the names of the computations that an instruction calls."""
-    for names in CALLS.findall(instruction.line):
-        for name in names.split(", "):
-            yield name.lstrip("%")
-
-
 def _is_working(name: str, computations: Mapping[str, list[Instruction]]) -> bool:
     return any(
         each.opcode in KIND_OF
@@ -185,28 +132,6 @@ def _is_working(name: str, computations: Mapping[str, list[Instruction]]) -> boo
         or any(_is_working(one, computations) for one in called_by(each))
         for each in computations[name]
     )
-
-
-def trip_count(loop: Instruction, computations: Mapping[str, list[Instruction]]) -> int:
-    """Return the number of iterations of a loop.
-
-    It is XLA's own figure, or the constant below which the loop's counter must stay, as in JAX's scans.
-
-    Raises:
-        ValueError: Neither is present.
-    """
-    known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.line)
-    if known:
-        return int(known[1])
-    condition = re.search(r"condition=%?([\w.\-]+)", loop.line)
-    inside = {each.name: each for each in computations[condition[1]]} if condition else {}
-    last = next((each for each in inside.values() if each.line.lstrip().startswith("ROOT")), None)
-    if last is not None and last.opcode == "compare" and "direction=LT" in last.line:
-        limit = inside.get(last.operands[1])
-        constant = re.search(r"constant\((\d+)\)", limit.line) if limit else None
-        if constant:
-            return int(constant[1])
-    raise ValueError(f"can't tell how often a loop runs: {loop.line.strip()[:120]}")
 
 
 def _sent(instructions: list[Instruction], mesh: Mapping[str, int]) -> Sent:
@@ -239,24 +164,6 @@ def _sent(instructions: list[Instruction], mesh: Mapping[str, int]) -> Sent:
         found[kind, axes] += sent_bytes
         before[each.name] = kind, axes, sent_bytes, group
     return found
-
-
-def num_bytes_of(types: str) -> float:
-    """Return the size of all arrays in the text of a type [bytes]."""
-    return sum(_array_bytes(*each) for each in re.findall(r"([a-z]\w*)\[([\d,]*)\]", types))
-
-
-def _array_bytes(dtype: str, dims: str) -> float:
-    bits = re.search(r"^[fsu](\d+)", dtype)
-    element_bytes = TYPE_BYTES.get(dtype) or (int(bits[1]) / 8 if bits else None)
-    if element_bytes is None:
-        raise ValueError(f"can't tell the size of {dtype}")
-    return element_bytes * math.prod(dims_of(dims))
-
-
-def dims_of(text: str) -> tuple[int, ...]:
-    """Parse sizes that commas separate."""
-    return tuple(int(size) for size in text.split(",") if size)
 
 
 def _flop(instructions: list[Instruction]) -> float:

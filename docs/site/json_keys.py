@@ -279,6 +279,11 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "pins": "result of each pin",
             "unknown_primitives": "operators without a sharding rule, which are replicated, with their counts",
         },
+        "with `--judge`, also": {
+            "judged": "candidates that XLA compiled, the answer first: our price and memory (`planned_s`, "
+            "`planned_bytes`), its schedule (`scheduled_s`; its kernels `compute_s`, its collectives `comm_s`) and "
+            "memory (`compiled_bytes`), whether it fits and is left to its propagation, seconds, and what it refuses"
+        },
         "with `--export`, also": {"export": "plan in the framework's form"},
         "with `--explain`, also": {"explained": "dims that must be cut together, and their conflicts"},
     },

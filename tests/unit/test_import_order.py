@@ -52,6 +52,7 @@ ROOMS: dict[str, set[str]] = {
         "costmodels.operators",
         "costmodels.step",
     },
+    "costmodels.xla": {"costmodels.blocks"},
     "costmodels.calibration": {"costmodels.blocks", "costmodels.job", "costmodels.operators", "costmodels.step"},
     "costmodels.surrogates": {
         *("costmodels.blocks", "costmodels.job", "costmodels.operators", "costmodels.step", "costmodels.calibration")

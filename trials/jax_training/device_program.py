@@ -20,8 +20,8 @@ import numpy as np
 
 from costmodels.blocks.operator import OpKind
 from costmodels.operators.kernels import collective_alone_s
+from costmodels.xla.groups import Groups, groups_of
 from hardware.cluster import Cluster
-from trials.jax_training.xla_groups import Groups, groups_of
 
 KINDS = {
     "all-reduce": OpKind.ALL_REDUCE,

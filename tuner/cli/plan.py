@@ -21,7 +21,8 @@ if TYPE_CHECKING:  # these load numpy
     from costmodels.sharding.device_mesh import DeviceMesh
     from costmodels.sharding.graph import Graph
     from tuner.planners.engine.workers import AbstractWorkers
-    from tuner.planners.planning import PlannerOptions
+    from tuner.planners.judged import Verdict
+    from tuner.planners.planning import Planned, PlannerOptions
     from tuner.planners.sharding.pins import Pin
     from tuner.plans.plan_export import PlanExport, PlanSource
 
@@ -48,9 +49,13 @@ def plan(
         str | None, Option(metavar="data=2,model=4", help="Mesh for --jax or --torch, slowest axis first.")
     ] = None,
     cluster: Annotated[
-        str,
-        Option(metavar="NAME", help="Cluster of that mesh, from the catalog.", autocompletion=cli_completion.clusters),
-    ] = "dgx-a100",
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Cluster of that mesh, from the catalog. Default: hosts of the device of --judge, or dgx-a100.",
+            autocompletion=cli_completion.clusters,
+        ),
+    ] = None,
     hosts: Annotated[str, Option(metavar="N", help="Number of hosts of that cluster.")] = "1",
     layers: Annotated[
         str | None,
@@ -103,6 +108,14 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    judge: Annotated[
+        str | None,
+        Option(
+            metavar="DEVICE",
+            help="With --jax: let XLA's compiler for this device, which needs none, decide between the last candidates "
+            "by its schedule and memory.",
+        ),
+    ] = None,
     prove: Annotated[
         str | None,
         Option(metavar="SECONDS", help="Let HiGHS search this long for a proven lower bound on the step time."),
@@ -126,13 +139,14 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Shard one training step over a device mesh: choose the dims that every axis cuts, and show the communication."""
-    from tuner.planners.planning import plan_graph
+    from tuner.planners.judged import leaves_layouts
     from tuner.plans.plan_export import PlanSource, named_lines
-    from tuner.plans.sharding_plans import in_lines, of_candidate, plan_json, shardings_table
+    from tuner.plans.sharding_plans import in_lines, judged_json, judged_lines, of_candidate, plan_json, shardings_table
 
     options = replace(_parse_options(planner, order, whole_axes, pin or [], diagnose=diagnose), overlap=overlap)
     _check_export(export, out)
     _check_explain(explain, drawing)
+    _check_judge(judge, jax, export)
     candidate = None
     given = [each for each, value in (("a study file", study), ("--jax", jax), ("--torch", torch)) if value is not None]
     if len(given) > 1:
@@ -144,7 +158,8 @@ def plan(
             nearest="meshtune plan STUDY --config",
         )
     if jax is not None or torch is not None:
-        graph, found_mesh = _read_function(jax, torch, mesh, cluster, whole_number("--hosts", hosts, 1))
+        named = cluster or judge or "dgx-a100"
+        graph, found_mesh = _read_function(jax, torch, mesh, named, whole_number("--hosts", hosts, 1))
         title = f"{graph.name} on {found_mesh.in_words} of {found_mesh.cluster.name}"
     else:
         if study is None:
@@ -161,15 +176,16 @@ def plan(
         title = f"{config_in_words(request.problem, wanted)}: {graph.name}, one micro-batch on {found_mesh.in_words}"
     prove_s = None if prove is None else number("--prove", prove, above_zero=True)
     options = replace(options, memory_bytes=_parse_memory_bytes(memory_gib, found_mesh), prove_s=prove_s)
-    try:
-        with _start_workers(graph, options) as workers:
-            found = plan_graph(graph, found_mesh, options, workers=workers)
-    except ConfigError as error:
-        raise _name_options(error) from None
-    payload, lines = plan_json(found), [title, *in_lines(found), "Shardings of the step's inputs:"]
+    found, verdicts = _search(graph, found_mesh, options, jax, judge)
+    payload, lines = plan_json(found), [title, *in_lines(found)]
+    if verdicts:
+        payload["judged"] = judged_json(verdicts)
+        lines += judged_lines(verdicts, found_mesh.cluster.devices[0].name)
+    lines.append("Shardings of the step's inputs:")
     lines += named_lines([*shardings_table(found).items()])
     explained = _explain_dims(graph, drawing) if explain is not None else None
-    exported = _export(export, out, PlanSource(plan=found.plan, candidate=candidate), jax)
+    source = PlanSource(plan=found.plan, candidate=candidate, is_propagated=leaves_layouts(verdicts))
+    exported = _export(export, out, source, jax)
     if exported is not None:
         payload["export"] = exported.content
     if explained is not None:
@@ -200,10 +216,13 @@ def _start_workers(graph: Graph, options: PlannerOptions) -> Iterator[AbstractWo
 
 def _name_options(error: ConfigError) -> ConfigError:
     """Translate a planner's error: name the command's options instead of the planner's own keys."""
+    from tuner.planners.judged import KEY as JUDGE_KEY
     from tuner.planners.sharding.manumatic import MEMORY_KEY
     from tuner.planners.sharding.pins import KEY
 
     where = (error.key or "").replace(KEY, "--pin").replace(MEMORY_KEY, "--memory-gib")
+    if where == JUDGE_KEY:
+        where = f"--{JUDGE_KEY}"
     rule = error.rule.replace(f"{KEY}[", "--pin[")
     return ConfigError(rule, key=where, value=error.value, nearest=error.nearest)
 
@@ -283,6 +302,46 @@ def _read_function(
     return graph_of_torch_factory(torch), found_mesh
 
 
+def _check_judge(judge: str | None, jax: str | None, export: str | None) -> None:
+    """Refuse a judge of what XLA does not compile, and let JAX load its compiler where there is no GPU."""
+    from tuner.planners.judged import find_judge
+
+    if judge is None:
+        return
+    try:
+        find_judge(judge)
+    except ConfigError as error:
+        raise _name_options(error) from None
+    if jax is None:
+        raise ConfigError("needs --jax", key="--judge", value=judge, nearest="XLA compiles no other programs")
+    if export not in (None, "jax", "shardy"):
+        nearest = "--export jax or shardy"
+        raise ConfigError(f"chooses plans for XLA, not for {export}", key="--judge", value=judge, nearest=nearest)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def _search(
+    graph: Graph, mesh: DeviceMesh, options: PlannerOptions, jax: str | None, judge: str | None
+) -> tuple[Planned, tuple[Verdict, ...]]:
+    """Plan a graph, or else the step of a JAX factory, for which XLA's compiler decides between the last candidates."""
+    from costmodels.sharding.frontends.factories import step_of_factory
+    from costmodels.sharding.frontends.users_code import users_code
+    from tuner.planners.planning import plan_graph
+
+    try:
+        if judge is None or jax is None:
+            with _start_workers(graph, options) as workers:
+                return plan_graph(graph, mesh, options, workers=workers), ()
+        from tuner.planners import plan_jax
+
+        with users_code(jax, option="--jax"):
+            function, arguments, donated = step_of_factory(jax)
+            plan = plan_jax(function, *arguments, mesh=mesh, donated=donated, options=options, judge=judge)
+        return plan.planned, plan.judged
+    except ConfigError as error:
+        raise _name_options(error) from None
+
+
 def _check_explain(explain: str | None, drawing: Path | None) -> None:
     if explain not in (None, "colours"):
         raise ConfigError("is no known explanation", key="--explain", value=explain, nearest="colours")
@@ -329,7 +388,9 @@ def _export(export: str | None, out: Path | None, source: PlanSource, jax: str |
         with users_code(jax, option="--jax"):
             function, arguments, donated = step_of_factory(jax)
             program = trace_function(function, *arguments, donated=donated)
-            text = annotate_stablehlo(function, program, source.plan) if export == "shardy" else None
+            text = None
+            if export == "shardy":
+                text = annotate_stablehlo(function, program, source.plan, is_propagated=source.is_propagated)
         source = replace(source, outputs=outputs_of(program), stablehlo=text)
     exported = export_plan(export, source)
     if out is None:

@@ -237,9 +237,10 @@ def _rehearsed(
     is_quiet: bool,
 ) -> list[RankAnswer]:
     """Rehearse the ranks, and show each answer as it comes."""
+    from hardware.compute_capability import capability_of
     from tuner.capture.run_script import NoBoundaryError
     from tuner.rehearsal.program import program_of
-    from tuner.rehearsal.run import capability_of, cases_of, enough_micro_batches, rehearse
+    from tuner.rehearsal.run import cases_of, enough_micro_batches, rehearse
 
     try:
         program = program_of(starts, os.environ, key)

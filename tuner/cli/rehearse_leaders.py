@@ -103,10 +103,10 @@ def _leaders(prepared: Prepared, count: int) -> list[_Leader]:
     Raises:
         ConfigError: There are none, or their trials start no program that can be rehearsed here.
     """
+    from hardware.compute_capability import capability_of
     from tuner.answers.basis import basis_of
     from tuner.answers.predictions import rank_candidates
     from tuner.rehearsal.candidates import candidate_of
-    from tuner.rehearsal.run import capability_of
 
     grid, device = prepared.candidates.space.grid, prepared.problem.cluster.devices[0]
     if not len(grid):

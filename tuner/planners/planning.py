@@ -102,6 +102,7 @@ class Planned:
             [s]; None if neither `prove_s` was set nor the planner computes one.
         steps: Plans from the first to the last, of a planner that reports its progress.
         timeline: Timeline of the step with overlap; None without overlap.
+        unhidden: Plan that was fastest without overlap, if another is faster with it; else None.
     """
 
     found: PinnedPlan
@@ -112,6 +113,7 @@ class Planned:
     bound_s: float | None = None
     steps: tuple[Step, ...] = ()
     timeline: Timeline | None = None
+    unhidden: PinnedPlan | None = None
 
     @property
     def plan(self) -> Plan:
@@ -221,6 +223,7 @@ def _overlap(planned: Planned, graph: Graph, mesh: DeviceMesh, options: PlannerO
         found=found,
         bound_s=None,
         timeline=timeline_of(found.plan, found.cost),
+        unhidden=None if found.plan is planned.plan else planned.found,
         search_s=planned.search_s + time.perf_counter() - began_s,
     )
 

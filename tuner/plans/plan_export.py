@@ -10,7 +10,7 @@ from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.setting import Setting
-from costmodels.sharding.exports.jax_specs import Spec, jax_specs
+from costmodels.sharding.exports.jax_specs import JaxSpecs, Spec, jax_specs
 from costmodels.sharding.exports.megatron_template import MegatronParallelism, megatron_parallelism
 from costmodels.sharding.exports.torch_placements import torch_placements
 from costmodels.sharding.plan import Plan
@@ -30,12 +30,14 @@ class PlanSource:
         candidate: Setting and configuration of a study's candidate; None for other programs.
         outputs: Paths of a JAX function's outputs with their tensors; None for other programs.
         stablehlo: Annotated StableHLO text of a JAX function; None for other programs.
+        is_propagated: Whether JAX's compiler lays out everything between the arguments and the outputs.
     """
 
     plan: Plan
     candidate: tuple[Setting, ParallelConfig] | None = None
     outputs: tuple[tuple[str, str | None], ...] | None = None
     stablehlo: str | None = None
+    is_propagated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,8 +110,13 @@ def _more(number: int) -> list[str]:
     return [f"  and {number - NUM_SHOWN:,} more"] if number > NUM_SHOWN else []
 
 
-def _export_jax(source: PlanSource) -> PlanExport:
+def _specs_of(source: PlanSource) -> JaxSpecs:
     specs = jax_specs(source.plan, source.outputs)
+    return replace(specs, constraints=(), broken=()) if source.is_propagated else specs
+
+
+def _export_jax(source: PlanSource) -> PlanExport:
+    specs = _specs_of(source)
     content = specs.to_json()
     return PlanExport(
         target="jax",
@@ -148,7 +155,7 @@ def _export_shardy(source: PlanSource) -> PlanExport:
             *(f"  {line}" for line in pinned[:NUM_SHOWN]),
             *_more(len(pinned)),
         ),
-        notes=_broken_notes("JAX", jax_specs(source.plan, source.outputs).broken),
+        notes=_broken_notes("JAX", _specs_of(source).broken),
     )
 
 

@@ -16,6 +16,7 @@ from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan_totals import collective_lines, collectives_by_kind
 from hardware.device import GIB
 from hardware.io.errors import ConfigError
+from tuner.planners.judged import Verdict
 from tuner.planners.planning import Planned
 from tuner.planners.sharding.manumatic import Perturbed, PinReport
 from tuner.planners.toast.search import Step
@@ -171,6 +172,51 @@ def in_lines(planned: Planned) -> list[str]:
         found = ", ".join(f"{name} ({count} times)" for name, count in plan.graph.unknown)
         lines.append(f"no sharding rule is known for {found}; their operands and results are not sharded")
     return lines
+
+
+def judged_json(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    """Build the list of candidates that a compiler judged, the answer first and the others by their schedules."""
+    return [
+        {
+            "name": each.name,
+            "is_answer": each.is_answer,
+            "is_propagated": each.is_propagated,
+            "planned_s": each.planned_s,
+            "planned_bytes": each.planned_bytes,
+            "scheduled_s": each.scheduled_s,
+            "compute_s": each.compute_s,
+            "comm_s": each.comm_s,
+            "compiled_bytes": each.compiled_bytes,
+            "fits": each.fits,
+            "compile_s": each.compile_s,
+            "refusal": each.refusal,
+        }
+        for each in _by_schedule(verdicts)
+    ]
+
+
+def judged_lines(verdicts: Sequence[Verdict], device: str) -> list[str]:
+    """Format the candidates that a compiler judged, the answer first, with our price beside its schedule."""
+    width = max(len(each.name) for each in verdicts)
+    lines = [f"XLA's schedules for {device}, beside our prices:"]
+    for each in _by_schedule(verdicts):
+        name = f"{'*' if each.is_answer else ' '} {each.name:<{width}}"
+        if each.scheduled_s is None or each.compiled_bytes is None:
+            lines.append(f"{name}  is refused: {each.refusal}")
+            continue
+        more = each.planned_s / each.scheduled_s - 1 if each.scheduled_s else 0.0
+        lines.append(
+            f"{name}  {each.scheduled_s:.4g} s, {each.compiled_bytes / GIB:.2f} GiB"
+            f"{'' if each.fits else ' (does not fit)'}; ours {each.planned_s:.4g} s ({more:+.0%}), "
+            f"{each.planned_bytes / GIB:.2f} GiB; compiled in {each.compile_s:.1f} s"
+        )
+    return lines
+
+
+def _by_schedule(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    return sorted(
+        verdicts, key=lambda each: (not each.is_answer, math.inf if each.scheduled_s is None else each.scheduled_s)
+    )
 
 
 def _bound_lines(planned: Planned) -> list[str]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from costmodels.job.parallel_config import ParallelConfig
+from costmodels.xla.target import target_of
+from hardware.compute_capability import CAPABILITIES, capability_of
 from hardware.device import Device
 from trials.command.process_tree import Supervised, start_supervised
 from tuner.capture.room.enter import BOUNDARIES, OUTCOME, Outcome, Setting, start_behind
@@ -20,7 +22,6 @@ from tuner.capture.run_script import NoBoundaryError
 from tuner.capture.scratch import short_folder
 from tuner.rehearsal.answer import RankAnswer
 from tuner.rehearsal.program import Program
-from tuner.rehearsal.xla_target import target_of
 
 STEPS = 2
 """Steps of a rehearsal: the optimizer makes its states in the first, so that the second has the peak."""
@@ -29,8 +30,8 @@ LIMIT_S = 600.0
 MODULE = "tuner.rehearsal.entrance"
 _HERE = Path(__file__).parent
 _ROOMS = ("both_rooms", "torch_room", "jax_room")
-_SHARED = ("trials", "jax_training", "xla_groups.py")
-"""Module that the room of JAX takes along."""
+_SHARED = (("costmodels", "xla", "groups.py"), ("costmodels", "xla", "compiler.py"))
+"""Modules that the room of JAX takes along."""
 _QUIET = {
     "TORCHDYNAMO_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
@@ -41,22 +42,6 @@ _QUIET = {
     "WANDB_MODE": "disabled",
 }
 """Variables of the process: nothing is compiled, computed, or asked of a device or the network."""
-_CAPABILITIES = {
-    "V100": (7, 0),
-    "A100": (8, 0),
-    "A800": (8, 0),
-    "L40S": (8, 9),
-    "H100": (9, 0),
-    "H200": (9, 0),
-    "H800": (9, 0),
-    "H20": (9, 0),
-    "GH200": (9, 0),
-    "B200": (10, 0),
-    "GB200": (10, 0),
-    "B300": (10, 3),
-    "GB300": (10, 3),
-}
-"""Compute capabilities by the first word of a device's name (docs.nvidia.com, CUDA GPU compute capability)."""
 _BYTES_AT_ONCE = 1 << 16
 _PATIENCE_S = 10.0
 """Time that the boundary, which has the same limit, may take to end the program by itself [s]."""
@@ -124,14 +109,8 @@ def cases_of(
     )
 
 
-def capability_of(device: Device) -> tuple[int, int] | None:
-    """Return the compute capability of a device; None if it is not known."""
-    words = device.name.replace("-", " ").split()
-    return next((_CAPABILITIES[word] for word in words if word in _CAPABILITIES), None)
-
-
 def _told_capability(device: Device) -> tuple[int, int]:
-    return capability_of(device) or _CAPABILITIES["H100"]
+    return capability_of(device) or CAPABILITIES["H100"]
 
 
 def rehearse(
@@ -192,11 +171,12 @@ def _write_request(
     shutil.copyfile(_HERE / "entrance.py", package / "entrance.py")
     for room in _ROOMS:
         shutil.copytree(_HERE / room, package / room, ignore=shutil.ignore_patterns("__pycache__"))
-    shared = folder.joinpath("path", *_SHARED)
-    shared.parent.mkdir(parents=True)
-    for place in (shared.parent.parent, shared.parent):
-        (place / "__init__.py").touch()
-    shutil.copyfile(_HERE.parents[1].joinpath(*_SHARED), shared)
+    for module in _SHARED:
+        shared = folder.joinpath("path", *module)
+        shared.parent.mkdir(parents=True, exist_ok=True)
+        for place in (shared.parent.parent, shared.parent):
+            (place / "__init__.py").touch()
+        shutil.copyfile(_HERE.parents[1].joinpath(*module), shared)
     facts = {
         "name": device.name,
         "capability": _told_capability(device),
@@ -211,7 +191,7 @@ def _write_request(
         "module": program.module,
         "steps": STEPS + has_order,
         "has_order": has_order,
-        "target": target_of(device, capability_of(device)),
+        "target": target_of(device),
         "jobs": jobs,
         "device": facts,
         "cases": [

@@ -24,7 +24,12 @@ SWITCH = "jax_use_shardy_partitioner"
 
 
 def annotate_stablehlo(
-    function: Callable[..., Any], program: Program, plan: Plan, *, platform: str | None = None
+    function: Callable[..., Any],
+    program: Program,
+    plan: Plan,
+    *,
+    platform: str | None = None,
+    is_propagated: bool = False,
 ) -> str:
     """Return the StableHLO text of a planned function.
 
@@ -33,6 +38,7 @@ def annotate_stablehlo(
         program: Trace of the function.
         plan: Sharding plan of the function.
         platform: Platform to lower for (`cpu`, `cuda`, `tpu`); None for JAX's default backend.
+        is_propagated: Whether only arguments and results have the plan's layouts.
 
     Raises:
         ConfigError: JAX is configured to use GSPMD instead of Shardy.
@@ -48,7 +54,7 @@ def annotate_stablehlo(
     leaves = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in program.jaxpr.in_avals]
     arguments = jax.tree_util.tree_unflatten(program.in_tree, leaves)
     jitted = jax.jit(
-        apply_plan(function, plan),
+        function if is_propagated else apply_plan(function, plan),
         in_shardings=on_mesh(mesh, inputs),
         out_shardings=on_mesh(mesh, outputs),
         donate_argnums=program.donated,

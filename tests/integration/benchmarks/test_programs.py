@@ -100,7 +100,7 @@ ELSEWHERE = {
     "judges.replayed_steps": "rehearses published runs for minutes; test_megatron.py replays a step from all stages",
     "search.rehearsed_search": "rehearses a whole space; test_search.py searches with rehearsals",
     "speed.rehearsals": "rehearses Llama 3 70B for minutes; test_megatron.py rehearses smaller models",
-    "judges.gpu_schedules": "needs XLA's compiler for GPUs, of 180 MB; test_gpu_program.py tests its reader",
+    "judges.gpu_schedules": "needs XLA's compiler for GPUs, of 183 MB; tests of costmodels/xla test its reader",
     "calibration.fit_kernels": "reads sources of 5 MB that the project does not ship",
     "support.screenshots": "is tested at the end of this file",
     "support.fuzz_blindly": "is the process that benchmarks.endurance.fuzz --blind starts",

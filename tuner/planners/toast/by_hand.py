@@ -15,6 +15,16 @@ from tuner.planners.toast.named_dims import named_dims
 from tuner.planners.toast.search import ColourGame
 
 
+def data_parallel(graph: Graph, mesh: DeviceMesh) -> Plan:
+    """Return the plan that cuts the batch by all axes of a mesh, as far as they divide it."""
+    actions = ColourActions(compatibility(named_dims(graph)), mesh)
+    game = ColourGame(actions, 0.0)
+    state = game.first
+    for action in hand_written(actions, most=1)[0]:  # every axis cuts data
+        state = game.after(state, action)
+    return actions.plan(state)
+
+
 def plans_by_hand(graph: Graph, mesh: DeviceMesh, *, memory_bytes: float, most: int) -> list[Plan]:
     """Return the cheapest plans by hand, the cheapest first.
 

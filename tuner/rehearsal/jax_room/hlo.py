@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trials.jax_training.xla_groups import groups_of
+from costmodels.xla.groups import groups_of
 
 KINDS = (
     "all-reduce",

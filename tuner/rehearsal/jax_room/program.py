@@ -8,13 +8,14 @@ import traceback
 from collections import Counter
 from typing import Any
 
+from costmodels.xla.compiler import has_gpu_compiler
 from tuner.rehearsal.both_rooms.places import is_ours, lines_on_the_way
 from tuner.rehearsal.both_rooms.program import run_program, set_environment
 from tuner.rehearsal.jax_room.arrays import INVENTED, register
 from tuner.rehearsal.jax_room.calls import replace_calls
 from tuner.rehearsal.jax_room.hlo import Collective, read_program
 from tuner.rehearsal.jax_room.steps import EnoughError, Steps, memory_of
-from tuner.rehearsal.jax_room.target import Target, has_gpu_compiler, show
+from tuner.rehearsal.jax_room.target import Target, show
 
 _OF_NO_DEVICE = ("UNIMPLEMENTED", "Unknown backend: 'gpu'", "only supported for addressable")
 """Words of errors of JAX about devices that only a compiler has: functions of the host that a step calls, and such."""

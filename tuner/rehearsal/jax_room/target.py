@@ -6,17 +6,15 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any
 
 import jax
 from jax._src import distributed, xla_bridge
 
+from costmodels.xla.compiler import OPTIONS
 from tuner.rehearsal.both_rooms.places import place_in_program
 from tuner.rehearsal.jax_room.arrays import INVENTED, LIVING
 
-PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
-"""Modules that have XLA's compiler for GPUs (packages jax-cuda12-pjrt with jax-cuda12-plugin, and those of CUDA 13)."""
 MOST_CPUS = 2048
 """Devices of a process in XLA's client for CPUs; the next ones would be those of another process
 (openxla/xla, `xla/pjrt/cpu/cpu_topology.h`)."""
@@ -65,19 +63,8 @@ class Target:
 
     @property
     def options(self) -> tuple[tuple[str, Any], ...]:
-        """Return options of the compiler: products are left to the library, as XLA's own would be timed on a device."""
-        return (("xla_gpu_enable_triton_gemm", False),) if self.is_gpu else ()
-
-
-def has_gpu_compiler() -> bool:
-    """Return whether XLA's compiler for GPUs is installed in this environment."""
-    for name in PLUGINS:
-        try:
-            if find_spec(name) is not None:
-                return True
-        except ImportError:  # of its parent package
-            continue
-    return False
+        """Return options of the compiler."""
+        return tuple(OPTIONS.items()) if self.is_gpu else ()
 
 
 def show(target: Target) -> None:

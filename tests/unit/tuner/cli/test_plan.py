@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from costmodels.xla.compiler import has_gpu_compiler
 from tests.support.studies.broken_studies import study
 from tests.support.studies.command_line import assert_users_mistake
 
@@ -194,6 +195,9 @@ WRONG = {
     "--prove 0": "--prove = '0'",
     "--prove soon": "--prove = 'soon'",
     "--diagnose": "--diagnose: needs --pin",
+    "--judge h1000": "--judge = 'h1000': is not a known device; did you mean 'H100'?",
+    "--judge h100": "--judge = 'h100': needs --jax",
+    "--jax a:b --judge h100 --export torch": "--judge = 'h100': chooses plans for XLA, not for torch",
     "": "--config: is missing; for example --config dp=4,tp=2",
     "--jax a:b": "needs a study file or --jax, not both",
     "--torch a:b": "needs a study file or --torch, not both",
@@ -250,6 +254,17 @@ def test_jax_steps_that_can_not_be_planned(meshtune, factory, mesh, told):
     pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
 
     assert_users_mistake(meshtune("plan", "--jax", factory, "--mesh", mesh), told)
+
+
+@pytest.mark.slow
+def test_the_missing_compiler_of_a_judge_is_named(meshtune):
+    """Without XLA's compiler for GPUs, one message names its packages."""
+    pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
+    if has_gpu_compiler():
+        pytest.skip("XLA's compiler for GPUs is installed here")
+    done = meshtune("plan", "--jax", "benchmarks.zoo:decode_small", "--mesh", "data=8", "--judge", "h100")
+
+    assert_users_mistake(done, "pip install jax-cuda12-pjrt")
 
 
 @pytest.fixture

@@ -1,15 +1,22 @@
-"""Parse the device groups of XLA's collectives in each of XLA's notations."""
+"""Parse the device groups of XLA's collectives in each of XLA's notations, and map them to axes of the mesh."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 Groups = tuple[tuple[int, ...], ...]
 """Numbers of the devices, group by group."""
+
+Axes = tuple[str, ...]
+"""Names of axes of a mesh, in the mesh's order."""
+
+ODD_GROUPS: Axes = ("?",)
+"""Placeholder for the axes of groups that correspond to no axes of the mesh."""
 
 LISTED = re.compile(r"replica_groups=\{(\{[\d,]+\}(?:,\{[\d,]+\})*)\}")
 IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -34,6 +41,22 @@ def groups_of(line: str) -> Groups:
     if by_axes:
         return _of_axes(by_axes[1], by_axes[2], by_axes[3], by_axes[4], line)
     raise _unreadable(line)
+
+
+def axes_of(groups: Groups, mesh: Mapping[str, int]) -> Axes:
+    """Return the axes along which the devices of a group differ, or ODD_GROUPS if no axes make these groups."""
+    shape = tuple(mesh.values())
+    differ = {
+        axis
+        for group in groups
+        for axis, places in enumerate(np.unravel_index(np.array(group), shape))
+        if len(set(places.tolist())) > 1
+    }
+    # Groups along whole axes contain every combination of places on these axes.
+    count = math.prod(shape[axis] for axis in differ)
+    if any(len(group) != count for group in groups):
+        return ODD_GROUPS
+    return tuple(name for axis, name in enumerate(mesh) if axis in differ)
 
 
 def _of_axes(axes: str, dims: str | None, order: str | None, chosen: str, line: str) -> Groups:

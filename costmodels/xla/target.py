@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hardware.compute_capability import capability_of
 from hardware.device import Device
 
 
@@ -33,13 +34,9 @@ _GENERATIONS: Mapping[tuple[int, int], _Generation] = {
 }
 
 
-def target_of(device: Device, capability: tuple[int, int] | None) -> str | None:
-    """Return XLA's description of a device, as text of its protocol buffer; None for one of an unknown generation.
-
-    Args:
-        device: Device of the study.
-        capability: Its compute capability; None if it is not known.
-    """
+def target_of(device: Device) -> str | None:
+    """Return XLA's description of a device, as text of its protocol buffer; None for one of an unknown generation."""
+    capability = capability_of(device)
     found = _GENERATIONS.get(capability) if capability is not None else None
     if capability is None or found is None or device.num_sms is None:
         return None

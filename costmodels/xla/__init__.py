@@ -1,0 +1,1 @@
+"""Read the programs that XLA's compiler makes, and describe devices to it; JAX is not needed."""
