@@ -37,7 +37,8 @@ class Basis:
     def in_words(self) -> str:
         """Sentence on what the answer rests on, or on where trials were looked for."""
         if self.taught is None:
-            return f"Predicted by the cost model alone; trials of study {self.name} looked for in {self.place}: {self.why_not}."
+            looked = f"trials of study {self.name} looked for in {self.place}: {self.why_not}"
+            return f"Predicted by the cost model alone; {looked}."
         num_trials, differing = self.taught.num_trials, self.taught.in_words
         trials = f"{num_trials:,} trial{'s' * (num_trials != 1)} of study {self.name} in {self.place}"
         trials += f", {differing}" if differing else ""
