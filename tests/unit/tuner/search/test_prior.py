@@ -359,7 +359,7 @@ def trials_until_found(posterior, grid, true_s, seed, within=1.02):
 @pytest.mark.slow
 def test_a_past_that_misleads_costs_three_trials_at_most(problem, small):
     """Runs of a world where the network is five times as slow and matrix products a quarter faster than in the study's
-    cost three more trials at most, in the median of six studies, than no history.
+    cost three more trials at most, in the mean of six studies, than no history.
     """
     measured, grid = problem
     runtime = measured.setting.runtime
@@ -375,7 +375,7 @@ def test_a_past_that_misleads_costs_three_trials_at_most(problem, small):
         misled_for, cold_for = (trials_until_found(one, grid, true_s, seed) for one in (misled, cold))
         worse.append(misled_for - cold_for)
 
-    assert np.median(worse) <= 3
+    assert np.mean(worse) <= 3
 
 
 @pytest.mark.slow
