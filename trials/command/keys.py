@@ -30,7 +30,7 @@ from trials.command.placeholders import (
     without_wildcards,
 )
 from trials.command.slurm.jobs import SlurmJobs, Tasks, check_options, study_prefix
-from trials.command.training_folder import CHECKPOINT, NEW_CHECKPOINT, TRAINING, TrainingFolder, step_in
+from trials.command.training_folder import CHECKPOINT, NEW_CHECKPOINT, PROGRESS, TRAINING, TrainingFolder, step_in
 from trials.framework_flags import FlagExporter, Flags, WordRules
 from trials.knobs.knob import Knob
 from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
@@ -335,8 +335,11 @@ def _find_training(keys: CommandKeys, study: StudyParts) -> TrainingFolder | Non
             rule = f"needs {{{name}}} in the command, which {'loads' if name == CHECKPOINT else 'saves'} it"
             flag = "--load" if name == CHECKPOINT else "--save"
             raise ConfigError(rule, key="trial.training", nearest=f'{flag}, "{{{name}}}" in trial.command')
+    folder = (study.base_dir / wanted.folder).absolute()
     start = None if wanted.start is None else (study.base_dir / wanted.start).absolute()
     step = wanted.start_step
+    if step is None and (folder / PROGRESS).exists():
+        step = 0  # the training has left its first checkpoint behind, which may be gone
     if step is None:
         try:
             step = 0 if start is None else step_in(start)
@@ -350,9 +353,7 @@ def _find_training(keys: CommandKeys, study: StudyParts) -> TrainingFolder | Non
                 key="trial.training.start_step",
                 nearest="start_step: 1000",
             )
-    return TrainingFolder(
-        study=study.name, folder=(study.base_dir / wanted.folder).absolute(), start=start, start_step=step
-    )
+    return TrainingFolder(study=study.name, folder=folder, start=start, start_step=step)
 
 
 def _check_profile(keys: CommandKeys) -> None:

@@ -91,7 +91,7 @@ class Progress:
 
     @property
     def in_words(self) -> str:
-        """Where the training is, in a sentence."""
+        """State of the training as a sentence."""
         count = len(self.trials)
         steps = sum(each.last_step - each.first_step for each in self.trials)
         made = f"{steps:,} of them in {count} trial{'' if count == 1 else 's'}" if count else "none of them in trials"
@@ -124,7 +124,7 @@ class TrainingFolder:
     start_step: int = 0
 
     def progress(self) -> Progress:
-        """Return where the training is.
+        """Return the state of the training.
 
         Raises:
             ConfigError: The folder belongs to another study, or its state cannot be read.
@@ -176,7 +176,7 @@ class TrainingFolder:
         }
 
     def place_of(self, trial_number: int) -> Path:
-        """Return a folder for what a trial saves, in which nothing lies."""
+        """Return the path of a new folder for the checkpoint of a trial."""
         name = f"trial-{trial_number:04}"
         free = (name if at == 1 else f"{name}-{at}" for at in range(1, 10_000))
         return next(place for each in free if not (place := self.folder / each).exists())

@@ -11,9 +11,10 @@ device writes what it would receive, and computes all that it would compute.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from costmodels.blocks.operator import OpKind
 from costmodels.operators.kernels import collective_alone_s
 from costmodels.xla.groups import Groups, groups_of
+from costmodels.xla.program import Instruction, called_by, computations_of, loop_of
 from hardware.cluster import Cluster
 
 KINDS = {
@@ -35,10 +37,6 @@ KINDS = {
 _TYPE_BYTES = {"pred": 1.0, "bf16": 2.0}
 _LINE = re.compile(r"^(\s+(?:ROOT )?)%(\S+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\(([^)]*)\)")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%(\S+) \(")
-_LOOP = re.compile(r" while\(.*?\), condition=%(\S+?), body=%([^\s,]+)")
-_CALL = re.compile(r" call\(.*?\), to_apply=%([^\s,]+)")
-_BRANCHES = re.compile(r" conditional\(.*?\),(.*)")
-_COUNTED = re.compile(r"ROOT %\S+ = pred\[\] compare\(%\S+, %(\S+?)\), direction=LT")
 _OTHERS = re.compile(r"^(all-|reduce-scatter|collective-|ragged-|send|recv|replica-id)")
 
 
@@ -122,17 +120,10 @@ def _times_of(text: str) -> dict[str, int]:
     """Return how often each computation runs in a step.
 
     The entry runs once, bodies of loops as often as these turn, and called computations, such as the body of a
-    `jax.shard_map`, as often as all their callers together. JAX's loops of a known length count from 0, and their
-    condition compares the number with a constant. Bodies of other loops and branches are left out, with all that they
-    call.
+    `jax.shard_map`, as often as all their callers together. Branches and loops of unknown length are left out, with all
+    that they call.
     """
-    parts: dict[str, list[str]] = {}
-    entry = here = ""
-    for line in text.splitlines():
-        if name := _name_of(line):
-            here = name
-            entry = name if line.startswith("ENTRY") else entry
-        parts.setdefault(here, []).append(line)
+    entry, parts = computations_of(text)
     found: dict[str, int | None] = {}
     waiting: list[tuple[str, int | None]] = [(entry, 1)]
     while waiting:
@@ -140,28 +131,21 @@ def _times_of(text: str) -> dict[str, int]:
         if found.get(name, 0) is None:
             continue  # some of its callers cannot be counted
         found[name] = None if times is None else times + (found.get(name) or 0)
-        for line in parts.get(name, ()):
-            for inner, turns in _called_by(line, parts):
+        for each in parts.get(name, ()):
+            for inner, turns in _run_by(each, parts):
                 waiting.append((inner, None if times is None or turns is None else times * turns))
     return {name: times for name, times in found.items() if times is not None}
 
 
-def _called_by(line: str, parts: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, int | None]]:
-    """Yield the computations that an operation runs, and how often; None where that is not known."""
-    if loop := _LOOP.search(line):
-        yield loop[2], _turns_of(parts.get(loop[1], ()))
-    elif call := _CALL.search(line):
-        yield call[1], 1
-    elif branches := _BRANCHES.search(line):
-        yield from ((name, None) for name in re.findall(r"%([^\s,{}]+)", branches[1]))
-
-
-def _turns_of(condition: Iterable[str]) -> int | None:
-    """Return the number of turns of a loop with this condition; None if it does not say so."""
-    lines = "\n".join(condition)
-    root = _COUNTED.search(lines)
-    constant = root and re.search(rf"%{re.escape(root[1])} = s32\[\] constant\((\d+)\)", lines)
-    return int(constant[1]) if constant else None
+def _run_by(instruction: Instruction, parts: Mapping[str, list[Instruction]]) -> Iterator[tuple[str, int | None]]:
+    """Yield the computations that an instruction runs, and how often; None where that is not known."""
+    if instruction.opcode == "while":
+        with contextlib.suppress(ValueError):
+            yield loop_of(instruction, parts)
+            return
+    if instruction.opcode in ("while", "call", "conditional"):
+        times = 1 if instruction.opcode == "call" else None
+        yield from ((name, times) for name in called_by(instruction))
 
 
 def _collective(line: str, opcode: str, types: str) -> XlaCollective:

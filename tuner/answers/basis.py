@@ -35,7 +35,7 @@ class Basis:
 
     @property
     def in_words(self) -> str:
-        """Sentence on what the answer rests on, or on where trials were looked for."""
+        """Sentence that names the trials behind an answer, or the storage that was searched for some."""
         if self.taught is None:
             looked = f"trials of study {self.name} looked for in {self.place}: {self.why_not}"
             return f"Predicted by the cost model alone; {looked}."

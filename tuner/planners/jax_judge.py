@@ -148,7 +148,7 @@ def judge_of(name: str, mesh: DeviceMesh) -> Judge:
     topology = f"1x1x{mesh.num_devices}" if rest else f"1x{hosts}x{per_host}"
     try:
         found = topologies.get_topology_desc("", platform="cuda", target_config=description, topology=topology)
-    except NotImplementedError:
+    except NotImplementedError:  # JAX says so of a platform that it has not loaded
         raise ConfigError(
             "needs XLA's compiler for GPUs, which JAX has not loaded",
             key=KEY,

@@ -212,7 +212,7 @@ class ThompsonSampler(BaseSampler):
             self._told = told
 
     def _with_conclusions(self, observations: Observations) -> Observations:
-        """Return observations with what rehearsals tell beside them, and what follows from the failures."""
+        """Return observations with the results of rehearsals, and with the candidates that failures rule out."""
         if observations.misfits:
             observations = replace(observations, implied=self._choices.implied(observations))
         told = self._told

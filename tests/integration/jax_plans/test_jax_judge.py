@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -19,6 +18,7 @@ from docs.site.json_keys import JSON_KEYS
 from hardware.device import find_device
 from hardware.io.errors import ConfigError
 from tests.support.benchmark_runs import ROOT
+from tests.support.programs.jax_perceptron import ARGUMENTS, step
 from tuner.planners import jax_plans, plan_jax
 from tuner.planners.jax_judge import Compiled
 from tuner.planners.judged import DATA_PARALLEL, candidates_of
@@ -28,25 +28,6 @@ from tuner.planners.sharding.pins import Pin
 MISSING = "needs XLA's compiler for GPUs: pip install jax-cuda12-pjrt jax-cuda12-plugin"
 AXES = {"data": 2, "model": 4}
 OPTIONS = PlannerOptions(whole_axes=True)
-
-
-def step(params, batch):
-    """A step of gradient descent on a perceptron of two layers."""
-
-    def loss(params):
-        hidden = jax.nn.relu(batch["x"] @ params["up"])
-        return jnp.mean((hidden @ params["down"] - batch["y"]) ** 2)
-
-    value, grads = jax.value_and_grad(loss)(params)
-    return jax.tree.map(lambda param, grad: param - 0.1 * grad, params, grads), value
-
-
-def array(*shape):
-    """An array that isn't allocated."""
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-ARGUMENTS = ({"up": array(2048, 8192), "down": array(8192, 2048)}, {"x": array(8192, 2048), "y": array(8192, 2048)})
 
 
 class Recorded:

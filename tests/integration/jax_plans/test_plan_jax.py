@@ -15,30 +15,12 @@ from costmodels.sharding.device_mesh import mesh_of
 from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tests.support.benchmark_runs import ROOT, json_of
+from tests.support.programs.jax_perceptron import ARGUMENTS, array, step
 from tests.support.quick_xla import on_devices
 from tuner.planners import plan_jax
 from tuner.planners.planning import WHOLE_AXES, PlannerOptions
 
 EIGHT_DEVICES = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": on_devices(8)}
-
-
-def step(params, batch):
-    """A step of gradient descent on a perceptron of two layers."""
-
-    def loss(params):
-        hidden = jax.nn.relu(batch["x"] @ params["up"])
-        return jnp.mean((hidden @ params["down"] - batch["y"]) ** 2)
-
-    value, grads = jax.value_and_grad(loss)(params)
-    return jax.tree.map(lambda param, grad: param - 0.1 * grad, params, grads), value
-
-
-def array(*shape):
-    """An array that isn't allocated."""
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-ARGUMENTS = ({"up": array(2048, 8192), "down": array(8192, 2048)}, {"x": array(8192, 2048), "y": array(8192, 2048)})
 
 
 def test_zoo():

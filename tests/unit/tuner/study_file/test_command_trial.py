@@ -148,6 +148,9 @@ def test_a_training_begins_where_a_checkpoint_says(load, tmp_path):
     training = load(words, "trial.training={folder: new, start: old}").trials.backend.training
     assert (training.start_step, training.start, training.folder) == (40, tmp_path / "old", tmp_path / "new")
     assert load(words, "trial.training={folder: new}").trials.backend.training.start_step == 0
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "progress.json").write_text("{}", encoding="utf-8")
+    assert load(words, "trial.training={folder: new, start: gone}").trials.backend.training.folder == tmp_path / "new"
 
 
 def test_names_of_a_training_are_free_outside_of_one(load):
