@@ -31,6 +31,7 @@ from trials.backend import Status
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.ranked import Ranked, by_objective
 from tuner.forecast.sizes import LEARNED, Judged
+from tuner.search.implied import ImpliedFailures
 from tuner.search.observations import Observations, observations_on
 from tuner.search.posterior import LIKELY, Posterior
 from tuner.search.prior import initial_posterior
@@ -126,8 +127,15 @@ class Taught:
 
     @property
     def failed(self) -> frozenset[int]:
-        """Positions of the study's candidates that trials showed to be unable to run."""
-        return self.observations.impossible if self.is_own else frozenset()
+        """Positions of the study's candidates that trials showed to be unable to run, or that need more than these."""
+        return self.observations.impossible | self._implied if self.is_own else frozenset()
+
+    @cached_property
+    def _implied(self) -> frozenset[int]:
+        """Positions of the candidates whose failure follows from another's; none with knobs, which change memory."""
+        if self.prepared.problem.knobs:
+            return frozenset()
+        return ImpliedFailures(self.grid).by(self.observations.misfits, self.observations.explored)
 
     @cached_property
     def ranked(self) -> Ranked:
@@ -314,7 +322,9 @@ class Taught:
         expected = posterior.expected(seen, whose)
         ran = np.isin(whose[rows], sorted(seen.explored))
         is_broken = expected.is_broken[rows]
-        if not is_own:
+        if is_own:
+            is_broken |= np.isin(rows, sorted(self._implied))
+        else:
             is_broken |= every.needs_as_much(sorted(seen.misfits), rows)
         log_room = np.log((1 - self.prepared.problem.options.memory_headroom) * memory.capacity_bytes)
         found = posterior.chances_to_fit(seen, log_room, rows)

@@ -37,9 +37,10 @@ class Prepared:
     @property
     def backend_of_run(self) -> AbstractBackend:
         """Backend that a run occupies hosts for: those of its smaller jobs where no trial runs at full size."""
-        proxy, job = self.request.trials.proxy, self.problem.setting.job
+        proxy = self.request.trials.proxy
         if proxy is None or not self.request.trials.only_proxies:
             return self.backend
+        job = self.problem.setting.job
         layers, batch = job.model.num_layers, job.global_batch_size
         return self.backend.reduced(Reduction(hosts=proxy.hosts, layers=layers, global_batch_size=batch))
 

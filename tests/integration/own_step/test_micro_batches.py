@@ -11,14 +11,12 @@ import pytest
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.io.errors import ConfigError
 from tests.support.quick_xla import on_devices
+from tests.support.studies.exported_programs import write_program
 from trials.backend import Status
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from tuner import load_study
-from tuner.answers.export import export_configuration
 from tuner.own_step.plans import OwnStepPlans
-from tuner.run.studies import prepared_of
-from tuner.storage.stored_studies import StoredStudies
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -133,12 +131,7 @@ def test_trials_run_all_micro_batches(config):
 def test_the_exported_program_has_the_number(config, world, tmp_path):
     """The written module calls the factory with the number of micro-batches, and trains as it stands."""
     module = tmp_path / "sharded.py"
-    module.write_text(
-        export_configuration(
-            prepared_of(config), StoredStudies(config.storage), ParallelConfig(tp=2, mbs=2, zero_stage=0), world, module
-        ).text,
-        encoding="utf-8",
-    )
+    write_program(config, ParallelConfig(tp=2, mbs=2, zero_stage=0), world, module)
     launcher = {"jax": [], "torch": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]}
     flags = {"XLA_FLAGS": on_devices(2), "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

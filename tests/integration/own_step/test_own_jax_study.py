@@ -11,21 +11,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tuner.run.studies import prepared_of
-
 pytest.importorskip("jax", reason="steps in JAX need JAX: pip install 'meshtune[jax]'")
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.sharding.plan import cost_of
 from hardware.io.errors import ConfigError
 from tests.support.quick_xla import on_devices
+from tests.support.studies.exported_programs import write_program
 from tests.support.studies.in_process_executor import InProcessExecutor
 from trials.backend import Status
 from trials.jax_training.framework import JAX_RANKS
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from tuner import load_study, rank, run_study
-from tuner.answers.export import export_configuration
 from tuner.cli.main import app
 from tuner.dashboard.snapshot import snapshot_of
 from tuner.dashboard.study_note import study_note
@@ -33,7 +31,6 @@ from tuner.dashboard.trial_note import trial_note
 from tuner.forecast.candidates import candidates_of
 from tuner.own_step.plans import OwnStepPlans
 from tuner.run.studies import stored_study
-from tuner.storage.stored_studies import StoredStudies
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -245,10 +242,7 @@ def test_the_exported_program_runs_and_computes_the_same(study, tmp_path, chosen
         each for position in range(len(space.grid)) if (each := space.grid.config(position)).plan == "descent"
     )
     module = tmp_path / "sharded.py"
-    module.write_text(
-        export_configuration(prepared_of(config), StoredStudies(config.storage), chosen or planned, "jax", module).text,
-        encoding="utf-8",
-    )
+    write_program(config, chosen or planned, "jax", module)
     (tmp_path / "check.py").write_text(CHECK.format(module="sharded"), encoding="utf-8")
     environment = os.environ | {"XLA_FLAGS": on_devices(4), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
@@ -268,16 +262,7 @@ def test_a_state_that_holds_functions_and_keys_runs_and_is_exported(study, tmp_p
     trial = OpenBackend(backend=config.trials.backend, ranks=rank_processes).measure(
         config.problem.space().grid.config(0), trial_number=0
     )
-    (tmp_path / "sharded.py").write_text(
-        export_configuration(
-            prepared_of(config),
-            StoredStudies(config.storage),
-            config.problem.space().grid.config(0),
-            "jax",
-            tmp_path / "sharded.py",
-        ).text,
-        encoding="utf-8",
-    )
+    write_program(config, config.problem.space().grid.config(0), "jax", tmp_path / "sharded.py")
     environment = os.environ | {"XLA_FLAGS": on_devices(4), "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
     done = subprocess.run(

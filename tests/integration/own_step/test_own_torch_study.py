@@ -11,21 +11,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tuner.run.studies import prepared_of
-
 pytest.importorskip("torch", reason="steps in torch need torch: pip install 'meshtune[torch]'")
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.sharding.plan import cost_of
 from hardware.io.errors import ConfigError
+from tests.support.studies.exported_programs import write_program
 from trials.backend import Status
 from trials.rank_backend import OpenBackend
 from trials.ranks.processes import RankProcesses
 from trials.torch_training.rank_setup import TORCH_RANKS
 from tuner import load_study, rank
-from tuner.answers.export import export_configuration
 from tuner.cli.main import app
-from tuner.storage.stored_studies import StoredStudies
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -276,10 +273,7 @@ def test_the_exported_program_runs_and_computes_the_same(study, tmp_path):
     """
     config = load_study(study(devices=2))
     module = tmp_path / "sharded.py"
-    module.write_text(
-        export_configuration(prepared_of(config), StoredStudies(config.storage), TENSORS, "torch", module).text,
-        encoding="utf-8",
-    )
+    write_program(config, TENSORS, "torch", module)
     (tmp_path / "check.py").write_text(CHECK, encoding="utf-8")
 
     for program, told in (("sharded.py", "step 2: loss"), ("check.py", "alike")):
