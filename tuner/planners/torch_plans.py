@@ -68,7 +68,7 @@ class TorchPlan:
         inputs: Tree like the tuple of inputs, with placements for tensors and None for everything else.
         gradients: Placements of the parameters' gradients in the plan, by the parameters' names.
         redistributions: Changes of layouts in the plan, in the order of the operators.
-        unsaid: Redistributions that DTensor can't do as the plan does.
+        unsaid: Redistributions that contiguous parts can't do as the plan does.
     """
 
     planned: Planned
@@ -255,8 +255,8 @@ def plan_torch(
             Unsaid(
                 tensor=tensor,
                 op=op,
-                why="two dims of the mesh shard one dim of the tensor, and DTensor takes the earlier one as the major "
-                "one; this change of layout does not keep that order, so that DTensor sends more than the plan says",
+                why="two dims of the mesh shard one dim of the tensor, the earlier one as the major one; this change "
+                "of layout does not keep that order, so that it sends other bytes than the plan says",
             )
             for tensor, op in words.broken
         ),

@@ -63,6 +63,7 @@ SMALL = {
         ("--cases", 1),
         {"SIMULATED": lambda _: 1, "BATCH_PER_DEVICE": lambda _: 1, "CASES": on_two_hosts},
     ),
+    "judges.torch_traffic": (("--programs", "perceptron_small"), {}),
     "papers.branch_and_bound": (("--limit", 1, "--workers", 1), {"_pipelines": first, "_workloads": first}),
     "papers.flexparallel": ((), {}),
     "judges.placements": (("--names", "ppo-7b-16", "--time_limit", 5), {}),
@@ -90,6 +91,7 @@ SMALL = {
 NEEDS = {
     "judges.micro_batches": "jax",
     "speed.jax_graphs": "jax",
+    "judges.torch_traffic": "torch",
     "speed.torch_graphs": "torch",
     "speed.sampler": "torch",
     "search.trained_knobs": "torch",
