@@ -176,7 +176,7 @@ class _Part:
             group=self._mesh.group(direct.axes),
         )
         self.value = self.value.new_empty((*plan.shape, *behind))
-        for block, part in zip(plan.received, found.split(taken), strict=True):
+        for block, part in zip(plan.received, torch.split(found, taken), strict=True):
             if block is not None:
                 self.value[_index(block, found.device)] = part.view(*map(len, block), *behind)
 
