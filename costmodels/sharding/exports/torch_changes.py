@@ -117,7 +117,7 @@ def move_part(value: Tensor, change: Change, mesh: Mesh) -> Tensor:
                 part.all_reduce(step.axes, reduction)
             case OpKind.ALL_GATHER:
                 part.gather(leaves)
-    return part.value
+    return part.value.contiguous()  # kernels take it for granted of tensors that autograd made
 
 
 class _Part:
