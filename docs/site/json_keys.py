@@ -278,6 +278,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "steps": "intermediate plans: name, cost, step time and memory",
             "pins": "result of each pin",
             "unknown_primitives": "operators without a sharding rule, which are replicated, with their counts",
+            "sampled_values": "values that the program's code has read from its sample, with their lines (`--torch`)",
         },
         "with `--judge`, also": {
             "judged": "candidates that XLA compiled, the answer first: our price and memory (`planned_s`, "

@@ -28,6 +28,7 @@ from costmodels.sharding.exports.torch_schedule import is_shape_read, scheduled
 from costmodels.sharding.exports.torch_wholes import Wholes
 from costmodels.sharding.frontends.torch.graph import flatten
 from costmodels.sharding.frontends.torch.program import Program
+from costmodels.sharding.frontends.torch.sampled_values import TakenValue
 from costmodels.sharding.graph import TensorKind
 from costmodels.sharding.layouts import Layout
 from costmodels.sharding.plan import Plan
@@ -70,6 +71,15 @@ class LocalStep:
             self._wholes,
             self.layout,
         )
+
+    @property
+    def taken(self) -> tuple[TakenValue, ...]:
+        """Values of the inputs on which the step depends."""
+        return self._program.taken
+
+    def holds_for(self, arguments: Sequence[Tensor]) -> bool:
+        """Return whether the module's code reads the traced values from these arguments; all ranks ask together."""
+        return all(each.of(arguments) == each.value for each in self.taken)
 
     def layout(self, number: int) -> Layout:
         """Return the plan's layout of a value, such as an argument; constants are everywhere."""
