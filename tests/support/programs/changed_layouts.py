@@ -43,5 +43,5 @@ def change_all(place, sizes, dtype="float64"):
             recorder.start()
             found = rank.move(part, shape, before, after)
             recording = recorder.stop()
-            is_right = found.is_contiguous() and torch.equal(found, rank.cut(whole, after))
+            is_right = (found.is_contiguous() or before == after) and torch.equal(found, rank.cut(whole, after))
             place.tell((before, after, is_right, recording))
