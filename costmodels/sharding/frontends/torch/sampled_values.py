@@ -11,7 +11,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from traceback import extract_stack
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer, get_proxy_mode, get_proxy_slot
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from costmodels.sharding.frontends.torch.places import place_in
@@ -48,9 +48,7 @@ class TakenValue:
 
     def of(self, arguments: Sequence[Tensor]) -> Number:
         """Return the value for other arguments of the step; parts of DTensors are gathered, on all ranks."""
-        given = [arguments[number].detach() for number in self.arguments]
-        whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in given]
-        found: Number = self.program(*(each.cpu() for each in whole)).item()
+        found: Number = self.program(*(_whole(arguments[number]) for number in self.arguments)).item()
         return found
 
     @property
@@ -61,10 +59,10 @@ class TakenValue:
 
 def has_values(tensor: Tensor) -> bool:
     """Return whether a tensor has values that one may read here."""
-    return not (tensor.is_meta or isinstance(tensor, (FakeTensor, DTensor)))
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
-class SampledValues(TorchDispatchMode):
+class SampledValues(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's class has no types
     """Mode in which reading a tensor's value gives that of the sample, where one can tell.
 
     Attributes:
@@ -75,7 +73,7 @@ class SampledValues(TorchDispatchMode):
     """
 
     def __init__(self, sample: Mapping[int, Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.taken: list[TakenValue] = []
         self._sample = sample
 
@@ -93,7 +91,7 @@ class SampledValues(TorchDispatchMode):
     def _take(self, read: Tensor) -> TakenValue | None:
         """Return the value of a tensor; None if it does not follow from values of the sample."""
         mode = get_proxy_mode()
-        slot = None if mode is None else get_proxy_slot(read, mode.tracer, None)  # type: ignore[call-overload] # of a tensor
+        slot = None if mode is None else get_proxy_slot(read, mode.tracer, None)
         if slot is None:
             return None
         last = slot.proxy.node
@@ -112,11 +110,17 @@ class SampledValues(TorchDispatchMode):
             copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(copies[last])
         assert mode is not None, "it has told the node"
-        program = GraphModule(mode.tracer.root, graph)
+        program = GraphModule(cast("PythonKeyTracer", mode.tracer).root, graph)
         place = place_in(extract_stack())
         with _disable_current_modes():
-            value = program(*(self._sample[number].detach().cpu() for number in numbers)).item()
+            value = program(*(_whole(self._sample[number]) for number in numbers)).item()
         return TakenValue(place=place, value=value, arguments=tuple(numbers), program=program)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return the whole values of a tensor on the CPU."""
+    own = tensor.detach()
+    return (own.full_tensor() if isinstance(own, DTensor) else own).cpu()
 
 
 def _is_repeatable(node: Node) -> bool:
