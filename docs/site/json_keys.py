@@ -412,7 +412,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "trials": (
                 "trials with their number `trial`, `config`, `status`, `is_proxy`, `step_time_s`, `speedup`, "
                 "`predicted_s`, `peak_memory_bytes`, `elapsed_s` [s], its parts `queued_s` (in the queue, not among "
-                "`elapsed_s`), `start_s`, `warmup_s` (compiling among it) and `steps_s`, and `reason`"
+                "`elapsed_s`), `start_s`, `warmup_s` (compiling among it) and `steps_s`, `reason`, and `losses` "
+                "(pairs of a step and its loss, of the steps by which the trial brought a training forward)"
             ),
         }
     },

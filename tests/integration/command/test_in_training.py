@@ -115,6 +115,8 @@ def test_a_training_changes_its_layout_and_goes_on_as_if_nothing_had_happened(ba
     assert (state["step"], Path(state["checkpoint"]).name) == (12, "trial-0003")
     assert [each["trial"] for each in state["trials"]] == [0, 1, 3]
     assert dict(ended[3].conditions)["first_step"] == 8.0
+    assert dict(step for each in ended for step in each.losses) == found
+    assert [len(each.losses) for each in ended] == [4, 4, 0, 4]
 
 
 @pytest.mark.slow
