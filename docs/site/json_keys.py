@@ -373,6 +373,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "pays_after_s": "time after which it has repaid its cost [s]; null if it never does",
             "due_s": "time at which the change is or will be due [s]; null without one",
             "reason": "the decision in words",
+            "in_training": _IN_TRAINING,
             "trials": "number of trials that correct the predictions",
         }
     },
