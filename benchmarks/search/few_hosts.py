@@ -1,6 +1,6 @@
 """Compare studies for 512 devices whose trials run on 8 or 16 of them with studies whose trials take all.
 
-    python -m benchmarks.search.few_hosts [--studies llama3-8b ...] [--hosts N] [--seeds 5] [--trials 20] [--json]
+    python -m benchmarks.search.few_hosts [--studies llama3-8b ...] [--hosts N] [--set KEY=VALUE] [--seeds 5] [--trials 20] [--json]
 
 Each study is searched in simulated worlds of several seeds (trials/simulated/backend.py), in three ways: `alone` runs
 smaller jobs only and extrapolates the answer (`trial.proxy: {full_trials: 0}`), `proxies` lets three trials at full
@@ -64,6 +64,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = benchmark_parser("search.few_hosts", __doc__)
     parser.add_argument("--studies", nargs="+", choices=tuple(STUDIES), default=tuple(STUDIES), help="models (all)")
     parser.add_argument("--hosts", type=count_at_least(1), help="hosts of smaller jobs (as STUDIES says)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further changes of each study")
     parser.add_argument("--seeds", type=count_at_least(1), default=5, help="worlds of each study (5)")
     parser.add_argument("--trials", type=count_at_least(4), default=20, help="budget of each study (20)")
     parser.add_argument("--startup-s", type=float, default=60.0, help="time that a trial starts before its steps (60)")
@@ -77,7 +78,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         for seed in range(given.seeds):
             for way, changes in WAYS.items():
                 hosts = given.hosts or STUDIES[model][2]
-                found[way].append(search_in(model, seed, given.trials, changes, given.startup_s, hosts))
+                found[way].append(search_in(model, seed, given.trials, (*changes, *given.set), given.startup_s, hosts))
             tell(f"{model}, world {seed}: {', '.join(f'{way} {found[way][-1]}' for way in WAYS)}")
         rows += [_row(model, way, each, found["whole"]) for way, each in found.items()]
     return {"rows": rows}

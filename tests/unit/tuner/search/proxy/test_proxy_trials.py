@@ -67,9 +67,13 @@ def test_a_proxy_runs_what_a_device_of_its_candidate_runs(file, data):
     assert shapes_of(smaller.job, smaller.cluster, smaller.runtime, proxy.config) == shapes_of(
         setting.job, setting.cluster, setting.runtime, candidate
     )
-    assert proxy.config.values(KEPT) == candidate.values(KEPT)
+    # one stage alone has no chunks
+    is_alone = proxy.config.pp == 1 < candidate.pp
+    kept = replace(candidate, pp=1, vpp=1) if is_alone else candidate
+    assert proxy.config.values(KEPT) == kept.values(KEPT)
     assert proxy.config.num_devices == smaller.cluster.num_devices <= hosts * setting.cluster.devices_per_host
-    assert (1 if candidate.pp == 1 else 2) <= proxy.config.pp <= candidate.pp
+    has_room = proxy.config.num_devices > candidate.tp * candidate.cp * candidate.up
+    assert (2 if candidate.pp > 1 and has_room else 1) <= proxy.config.pp <= candidate.pp
     assert proxy.config.dp <= candidate.dp
     assert smaller.job.model.num_layers <= setting.job.model.num_layers
     assert set(broken_rules(smaller, config.problem.options, proxy.config)) <= set(
@@ -137,10 +141,20 @@ def test_what_does_not_fit_gets_fewer_layers():
 
 
 def test_what_needs_more_than_the_hosts_has_no_proxy():
-    """Where one stage of one replica is wider than all hosts, or two stages are, nothing smaller keeps the shapes."""
+    """Where one stage of one replica is wider than all hosts, nothing smaller keeps the shapes."""
     assert llama(tp=8, cp=4, dp=2) is None
-    assert llama(tp=8, cp=2, dp=2, pp=2) is None
     assert llama(tp=8, cp=2, dp=4) is not None
+
+
+def test_one_stage_runs_alone_where_two_have_no_room():
+    """A stage as wide as all hosts keeps the layers of all its chunks; with room for two there is a pipeline."""
+    alone = llama(pp=4, tp=8, dp=2, vpp=2, hosts=1)
+    assert (alone.config, alone.reduction.layers) == (ParallelConfig(tp=8), 32 // 4)
+    assert alone.reduction.global_batch_size == MAX_ROUNDS
+    assert llama(tp=8, cp=2, dp=2, pp=2).config == ParallelConfig(tp=8, cp=2)
+    assert llama(pp=4, tp=8, dp=2, vpp=2, hosts=2).config.pp == 2
+    uneven = llama(pp=4, tp=8, dp=2, assignment="layers=6/8/10/8", hosts=1)
+    assert (uneven.config, uneven.reduction.layers) == (ParallelConfig(tp=8), 32 // 4)
 
 
 def test_a_proxy_survives_json():
