@@ -1,6 +1,7 @@
 """Compare studies for 512 devices whose trials run on 8 or 16 of them with studies whose trials take all.
 
-    python -m benchmarks.search.few_hosts [--studies llama3-8b ...] [--hosts N] [--set KEY=VALUE] [--seeds 5] [--trials 20] [--json]
+    python -m benchmarks.search.few_hosts [--studies llama3-8b ...] [--hosts N] [--set KEY=VALUE] [--seeds 5]
+        [--trials 20] [--json]
 
 Each study is searched in simulated worlds of several seeds (trials/simulated/backend.py), in three ways: `alone` runs
 smaller jobs only and extrapolates the answer (`trial.proxy: {full_trials: 0}`), `proxies` lets three trials at full

@@ -96,11 +96,10 @@ def _undisturbed(folder: Path, last_step: int) -> dict[int, float]:
     text = (folder / "train.sh").read_text(encoding="utf-8").replace("--log-interval 10", "--log-interval 1")
     script = folder / "alone.sh"
     script.write_text(f"{text.rstrip()} --exit-interval {last_step}\n", encoding="utf-8")
-    path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"
     ran = subprocess.run(
         ["bash", script.name],  # noqa: S607 # the system's own
         cwd=folder,
-        env={**os.environ, "PATH": path},
+        env=_environment(),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -131,7 +130,13 @@ def _draw(found: Sequence[Stretch], alone: Mapping[int, float], folder: Path, pi
 
 
 def _meshtune(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "tuner", *words], check=True, stdout=2, timeout=LIMIT_S)
+    command = [sys.executable, "-m", "tuner", *words]
+    subprocess.run(command, check=True, cwd=ROOT, env=_environment(), stdout=2, timeout=LIMIT_S)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment with torchrun on the path."""
+    return {**os.environ, "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"}
 
 
 def _print(result: Mapping[str, Any]) -> None:

@@ -53,7 +53,8 @@ def stretches(records: Sequence[TrialRecord]) -> list[Stretch]:
 def losses_in_words(found: Sequence[Stretch]) -> str:
     """Describe how the loss moved where the layout changed, and elsewhere."""
     told = [(record.params, loss) for record, losses in found for _, loss in losses]
-    changes, others = [], []
+    changes: list[float] = []
+    others: list[float] = []
     for (layout, before), (next_layout, after) in pairwise(told):
         (others if layout == next_layout else changes).append(abs(after - before))
     start = f"{plural(len(found), 'trial')} trained steps that count"
