@@ -79,7 +79,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         for seed in range(given.seeds):
             for way, changes in WAYS.items():
                 hosts = given.hosts or STUDIES[model][2]
-                found[way].append(search_in(model, seed, given.trials, (*changes, *given.set), given.startup_s, hosts))
+                found[way].append(search_in(model, seed, given.trials, (*given.set, *changes), given.startup_s, hosts))
             tell(f"{model}, world {seed}: {', '.join(f'{way} {found[way][-1]}' for way in WAYS)}")
         rows += [_row(model, way, each, found["whole"]) for way, each in found.items()]
     return {"rows": rows}
