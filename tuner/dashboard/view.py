@@ -184,7 +184,8 @@ class StudyView(BaseStorage):
         report = self._files.report()
         files = {f"artifacts:{report.identity}": report.entry}
         if found := stretches(snapshot.records):
-            files[LOSSES] = to_json(loss_figure(found).update_layout(title="Loss of the training"), engine="json")
+            figure = loss_figure(found).update_layout(title="Loss of the training", template="plotly_white")
+            files[LOSSES] = to_json(figure, engine="json")
         for trial in trials:
             page = told.get(trial.number)
             shown.append(trial if page is None else _replace_attributes(trial, page.facts))

@@ -77,6 +77,7 @@ def loss_figure(found: Sequence[Stretch]) -> go.Figure:
         mode="lines",
         line={"width": 1, "color": CONFIDENCE},
         hoverinfo="skip",
+        showlegend=False,
     )
     by_layout: dict[str, list[Stretch]] = {}
     for record, losses in found:
