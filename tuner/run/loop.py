@@ -158,13 +158,15 @@ def _warn_of_proxies(proxies: ProxyPlan | None) -> tuple[str, ...]:
     """Return a warning of the candidates that no proxy can be run for, if there are any."""
     if proxies is not None and proxies.has_none and not proxies.options.full_trials:
         few = f"the {proxies.options.hosts} hosts of trial.proxy" if proxies.options.hosts > 1 else "one host"
-        return (f"no trial could run: on {few} no smaller job of the likely candidates fits into memory",)
+        stage = "" if proxies.options.stage else "; with trial.proxy.stage: true one of their stages may run alone"
+        return (f"no trial could run: on {few} no smaller job of the likely candidates has room{stage}",)
     if proxies is None or not proxies.num_too_wide:
         return ()
     what = "are tried at full size only" if proxies.options.full_trials else "are judged by predictions alone"
+    stages = "one of their stages" if proxies.options.stage else "one of their stages, or two of a pipeline"
     return (
-        f"{proxies.num_too_wide:,} of {len(proxies.grid):,} candidates {what}: their tp*cp*up is more than the devices "
-        f"of the {proxies.options.hosts} hosts that trial.proxy allows",
+        f"{proxies.num_too_wide:,} of {len(proxies.grid):,} candidates {what}: the {proxies.options.hosts} hosts that "
+        f"trial.proxy allows have fewer than the tp*cp*up devices of {stages}",
     )
 
 

@@ -81,6 +81,7 @@ SMALL = {
     "search.failing_trials": (("--worlds", "16", "--seeds", 1, "--trials", 3), {}),
     "search.failure_classifiers": (("--worlds", "16", "--seeds", 1), {"TRIED": lambda sizes: sizes[:1]}),
     "search.trained_knobs": (("--seeds", 1, "--steps", 1, "--pairs", 4), {}),
+    "search.training_losses": (("--trials", 2, "--steps", 1), {}),
     "judges.two_fidelities": (("--studies", "8b-slow-nic", "--top", 4), {}),
     "search.two_values": (("--groups", 1, "--seeds", 1, "--trials", 5, "--workers", 1), {}),
     "judges.watched_day": (("--days", 0, "--trials", 2, "--restart", 120), {"read_trace": first_events}),
@@ -95,6 +96,7 @@ NEEDS = {
     "speed.torch_graphs": "torch",
     "speed.sampler": "torch",
     "search.trained_knobs": "torch",
+    "search.training_losses": "torch",
 }
 ELSEWHERE = {
     "judges.foreign_programs": "needs repositories that the project does not ship; the tests of rehearsals run such",
