@@ -20,7 +20,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -296,8 +296,17 @@ class MoveTimes(dict[tuple[Layout, Layout, float], float]):
     def __missing__(self, key: tuple[Layout, Layout, float]) -> float:
         """Compute and keep the time for the layouts before and after, and the bytes of the whole tensor."""
         before, after, num_bytes = key
-        found = self[key] = sum(move.seconds(self._mesh) for move in moves(before, after, num_bytes, self._mesh.sizes))
+        found = self[key] = sum(
+            self._mesh.seconds(move.kind, num_bytes * move.message_bytes, move.axes)
+            for move in _moves_of_byte(before, after, self._mesh.sizes)
+        )
         return found
+
+
+@lru_cache(maxsize=2**16)
+def _moves_of_byte(before: Layout, after: Layout, sizes: tuple[int, ...]) -> tuple[Move, ...]:
+    """Return the collectives for one byte of a tensor: tensors of all sizes need the same ones."""
+    return moves(before, after, 1.0, sizes)
 
 
 class Roofline:

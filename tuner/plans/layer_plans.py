@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,20 @@ def layer_tasks(job: TrainingJob, cluster: Cluster, grid: ConfigGrid, planning: 
     return found
 
 
+def sharing_key(task: LayerTask) -> tuple[int, ...]:
+    """Return a key that is equal for tasks of one job that share their graph and cost tables.
+
+    They are planned fastest one after the other.
+    """
+    sizes = tuple((layer_axes(task.config) or {}).values())
+    return (task.num_micro_batches, _sequences_of(task), *sizes)
+
+
+def _sequences_of(task: LayerTask) -> int:
+    """Return the number of sequences in the micro-batches that the devices of the mesh work on together."""
+    return task.config.mbs * (layer_axes(task.config) or {}).get("dp", 1)
+
+
 def plan_layer(task: LayerTask) -> PlannedLayer | None:
     """Plan one shape; None if there is no plan by hand to compare with.
 
@@ -135,10 +150,22 @@ def _layers_of(task: LayerTask) -> tuple[Graph, DeviceMesh]:
     """Build the graph of the layers to plan, and the mesh of the shape."""
     axes = layer_axes(task.config)
     assert axes, "a planned shape has an axis"
-    job = replace(task.job, model=planned_layers(task.job.model))
-    graph = transformer_graph(job, micro_batch_size=task.config.mbs * axes.get("dp", 1))
     mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=task.cluster)
-    return repeat_micro_batches(graph, task.num_micro_batches), mesh
+    return _graph_of(task.job, _sequences_of(task), task.num_micro_batches), mesh
+
+
+@lru_cache(maxsize=64)
+def _graph_of(job: TrainingJob, micro_batch_size: int, num_micro_batches: int) -> Graph:
+    """Return the graph of the layers to plan; shapes that differ in their mesh alone share it."""
+    graph = transformer_graph(replace(job, model=planned_layers(job.model)), micro_batch_size=micro_batch_size)
+    return repeat_micro_batches(graph, num_micro_batches)
+
+
+@lru_cache(maxsize=8)
+def _terms_of(graph: Graph, sizes: tuple[int, ...], cluster: Cluster) -> ShardingTerms:
+    """Return the cost tables of a graph; meshes that differ in the names of their axes alone share them."""
+    mesh = DeviceMesh(names=tuple(map(str, range(len(sizes)))), sizes=sizes, cluster=cluster)
+    return ShardingTerms(graph, mesh)
 
 
 def _find_cheapest(
@@ -155,12 +182,13 @@ def _find_cheapest(
     graph, mesh = by_hand.graph, by_hand.mesh
     own_mesh, levels = whole(mesh)
     # Prices of rows and edges are only needed for the descent, which changes one axis at a time.
-    terms = None if planning.name == "recursive" else ShardingTerms(graph, own_mesh)
+    terms = None if planning.name == "recursive" else _terms_of(graph, own_mesh.sizes, own_mesh.cluster)
     charge = _no_more_than(by_hand)
     is_pinned = any(pin != _void(pin) for pin in pins)
     search = PinnedSearch(graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, descent=terms, charge=charge)
     # Two starting points: the planner's own plan, and the plan by hand with the pins applied (improved by descent).
-    plans: list[Plan] = [search.plan(pins, counterfactuals=False).plan]
+    own = search.plan(pins, counterfactuals=False)
+    plans: list[Plan] = [own.plan]
     held = resolve_pins(pins, graph, mesh, levels)
     if planning.name == "toast":
         plans.append(_grow_toast(plans[0], held, limit))
@@ -172,7 +200,7 @@ def _find_cheapest(
             descend(plan, terms, is_open=held.restriction, charge=together(held.charge, charge)).plan
             for plan in plans[1:]
         ]
-    costs = [(plan, cost_of(plan)) for plan in plans]
+    costs = [(own.plan, own.cost), *((plan, cost_of(plan)) for plan in plans[1:])]
     # No plan may hold more weights or gradients than the plan by hand. Among the rest, those without more memory
     # come first, then the fastest.
     fitting = [
@@ -216,6 +244,7 @@ def _no_more_than(plan: Plan) -> Charge:
     # Share that the given plan holds of each operator's persistent results; rows above it are charged.
     most = [held(number, tuple(row)) for number, row in enumerate(plan.served.tolist())]
 
+    @cache
     def charge(number: int, row: Row) -> float:
         return TOO_MUCH_S if most[number] and held(number, row) > most[number] * (1 + ROUNDING) else 0.0
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,7 @@ Table = NDArray[np.float64]
 """Costs by the values of some variables, with an axis for each."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Term:
+class Term(NamedTuple):
     """Cost of some variables together.
 
     Attributes:
@@ -34,6 +33,10 @@ class Term:
 
     scope: tuple[int, ...]
     table: Table
+
+
+Known = dict[tuple[tuple[int, ...], ...], tuple[NDArray[np.intp], Table, tuple[Table, ...]]]
+"""Eliminations of variables, by the identities of the tables that were added up and the axes that each of them took."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,54 +122,83 @@ def cheapest_order(
     return Order(variables=tuple(order), fixed=frozenset(fixed))
 
 
-def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int]) -> Least:
+def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int], known: Known | None = None) -> Least:
     """Find the values for which the sum of the terms is least.
+
+    Variables whose terms share the same tables, as those of repeated layers do, are eliminated once.
 
     Args:
         sizes: Number of values of each variable.
         terms: Terms over some of the variables.
         variables: Variables with several values, in the order of their elimination.
+        known: Eliminations of earlier calls, to which those of this one are added; None for none.
     """
-    place = {variable: position for position, variable in enumerate(variables)}
+    known = {} if known is None else known
+    place = [0] * len(sizes)
+    for position, variable in enumerate(variables):
+        place[variable] = position
     # A term waits in the bucket of the first of its variables that is eliminated.
     buckets: list[list[Term]] = [[] for _ in variables]
     constant = 0.0
-    for term in terms:
-        if term.scope:
-            buckets[min(place[variable] for variable in term.scope)].append(term)
+    for scope, table in terms:
+        if scope:
+            buckets[min([place[variable] for variable in scope])].append(Term(scope, table))
         else:
-            constant += float(term.table)
+            constant += float(table)
     chosen_by: list[tuple[tuple[int, ...], NDArray[np.intp] | None]] = []
     for variable, bucket in zip(variables, buckets, strict=True):
-        others = tuple(sorted({other for term in bucket for other in term.scope} - {variable}))
         if not bucket:
             chosen_by.append(((), None))
             continue
+        others = tuple(sorted({other for scope, _ in bucket for other in scope if other != variable}))
         # The eliminated variable is the last axis of the sum.
-        scope = (*others, variable)
-        total = _lay_out(bucket[0], scope)
-        for term in bucket[1:]:
-            total = total + _lay_out(term, scope)
-        shape = tuple(sizes[other] for other in scope)
-        total = np.broadcast_to(total, shape) if total.shape != shape else total
-        best = total.argmin(axis=-1)
+        at = {other: axis for axis, other in enumerate((*others, variable))}
+        key = tuple([(id(table), *[at[other] for other in scope]) for scope, table in bucket])
+        if key not in known:
+            known[key] = _eliminate(bucket, at, tuple([sizes[other] for other in at]))
+        best, rest, _ = known[key]
         chosen_by.append((others, best))
-        # What is left is the minimum for each combination of the neighbours' values.
-        rest = np.take_along_axis(total, best[..., None], axis=-1)[..., 0]
         if others:
-            buckets[min(place[other] for other in others)].append(Term(scope=others, table=rest))
+            buckets[min([place[other] for other in others])].append(Term(others, rest))
         else:
             constant += float(rest)
     # Going backwards, the values of a variable's neighbours are known when it chooses its own.
     values = [0] * len(sizes)
-    for variable, (others, choice) in reversed(list(zip(variables, chosen_by, strict=True))):
+    for variable, (others, choice) in zip(reversed(variables), reversed(chosen_by), strict=True):
         if choice is not None:
-            values[variable] = int(choice[tuple(values[other] for other in others)])
+            values[variable] = int(choice[tuple([values[other] for other in others])])
     return Least(cost=constant, values=tuple(values))
 
 
-def _lay_out(term: Term, scope: Sequence[int]) -> Table:
+def _eliminate(
+    bucket: Sequence[Term], at: Mapping[int, int], shape: tuple[int, ...]
+) -> tuple[NDArray[np.intp], Table, tuple[Table, ...]]:
+    """Add up tables and minimise the sum over its last axis.
+
+    Args:
+        bucket: Terms with these tables.
+        at: Axis of the sum that belongs to each variable.
+        shape: Shape of the sum.
+
+    Returns:
+        Index of the least entry of each row; the least entries; and the tables, which are kept alive so that their
+            identities stay unique.
+    """
+    total = _lay_out(bucket[0], at)
+    for term in bucket[1:]:
+        total = total + _lay_out(term, at)
+    if total.shape != shape:
+        total = np.broadcast_to(total, shape)
+    return total.argmin(axis=-1), total.min(axis=-1), tuple(table for _, table in bucket)
+
+
+def _lay_out(term: Term, at: Mapping[int, int]) -> Table:
     """Return a term's table with an axis for each variable of a larger scope."""
-    present = [variable for variable in scope if variable in term.scope]
-    table: Any = term.table.transpose([term.scope.index(variable) for variable in present])
-    return table[tuple(slice(None) if variable in term.scope else None for variable in scope)]  # type: ignore[no-any-return] # numpy's indexing is not typed by shape
+    scope, table = term
+    axes = [at[variable] for variable in scope]
+    if axes != sorted(axes):
+        table = table.transpose(sorted(range(len(axes)), key=axes.__getitem__))
+    if len(axes) == len(at):
+        return table
+    present = set(axes)
+    return table[tuple([slice(None) if axis in present else None for axis in range(len(at))])]
