@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from costmodels.sharding.graph import CONSTANT, STATE, Graph
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout
 from costmodels.sharding.plan import NONE, MoveTimes, Plan, Roofline, wanted_layout, written_layout
 from hardware.arrays import FloatArray
-from tuner.planners.engine.elimination import Known, Table, Term, cheapest_order, least
+from tuner.planners.engine.elimination import Known, Order, Table, Term, cheapest_order, least
 from tuner.planners.sharding.byte_prices import BytePrices, TensorPrice, price_table, tensor_prices
 
 Row = tuple[int, ...]
@@ -48,6 +49,8 @@ Charge = Callable[[int, Row], float]
 def together(*charges: Charge | None) -> Charge | None:
     """Add up the charges that are not None; return None if all are."""
     there = [charge for charge in charges if charge is not None]
+    if len(there) == 1:
+        return there[0]
     return (lambda number, row: sum(charge(number, row) for charge in there)) if there else None
 
 
@@ -228,7 +231,7 @@ class ShardingTerms:
         now: Sequence[Row],
         *,
         charge: Charge | None = None,
-        spared: Container[int] = (),
+        spared: frozenset[int] = frozenset(),
     ) -> Cheapest:
         """Find the cheapest combination of rows of all operators.
 
@@ -244,7 +247,7 @@ class ShardingTerms:
         scopes = [self._scope_of(part, rows, choices) for part in self._parts]
         # Operators whose elimination would need too large tables keep their row. All tables are then made for the
         # rows that are left.
-        order = cheapest_order(sizes, scopes, most_entries=MOST_ENTRIES, spared=spared)
+        order = _cheapest_order(tuple(sizes), tuple(scopes), spared)
         if order.fixed:
             rows = [(now[op],) if op in order.fixed else own for op, own in enumerate(rows)]
             sizes, choices = [len(own) for own in rows], self._number_all(rows)
@@ -501,6 +504,12 @@ class ShardingTerms:
             known[pair] = self._move_s[old, new, kind.num_bytes]
         found: Table = np.array([known[pair] for pair in flat]).reshape(pairs.shape)
         return found
+
+
+@lru_cache(maxsize=64)
+def _cheapest_order(sizes: tuple[int, ...], scopes: tuple[tuple[int, ...], ...], spared: frozenset[int]) -> Order:
+    """Return the order of elimination, which graphs of one model share whatever their sizes are."""
+    return cheapest_order(sizes, scopes, most_entries=MOST_ENTRIES, spared=spared)
 
 
 def _digits(code: int, base: int, count: int) -> Layout:
