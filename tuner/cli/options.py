@@ -149,8 +149,10 @@ def with_plans(
     planning = request.problem.planning
     if planning.name == "megatron" or chosen is not None or (planning.is_auto and not runs):
         return prepare(request, stored, chosen, runs=runs)
+    notes: list[str] = []
     with PlanningLine() as line:
-        prepared = prepare(request, stored, runs=runs, on_planned=line.show)
+        prepared = prepare(request, stored, runs=runs, on_planned=line.show, on_note=notes.append)
+    warn(notes)
     warn(unused_pins(prepared.problem))
     left = planned_in_words(prepared.problem)
     warn([left] if left else [])
