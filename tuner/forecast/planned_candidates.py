@@ -28,6 +28,7 @@ from costmodels.step.changed_layers import shape_keys
 from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError
+from trials.backend import TrialAbility
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.stored_subject import as_first_stored, restore_subject
 from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
@@ -49,7 +50,7 @@ OnNote = Callable[[str], None]
 """Function that is told a sentence for the user."""
 
 SHAPES_AT_ONCE = 16
-"""Least number of shapes between two calls of the first; with no more, starting processes takes longer than planning."""
+"""Least number of shapes between two progress calls; for no more, starting processes takes longer than planning."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +79,7 @@ def prepare(
     chosen: ParallelConfig | None = None,
     *,
     runs: bool = False,
+    leaders_first: bool = False,
     on_planned: OnPlanned = lambda _, __: None,
     on_note: OnNote = lambda _: None,
 ) -> Prepared:
@@ -91,6 +93,8 @@ def prepare(
         stored: Studies in its storage.
         chosen: Configuration that alone is asked about; None for all candidates.
         runs: Whether trials will run the plans.
+        leaders_first: Whether only the leading shapes are planned, where trials may run while others are; see
+            `plan_rest`.
         on_planned: Function that is told the progress.
         on_note: Function that is told what is wrong with kept plans.
 
@@ -109,13 +113,49 @@ def prepare(
         return Prepared(request=request, problem=_with_stored(problem, known))
     study = stored.find(request.name)
     known = None if study is None else _plans_of(request, study)
+    leaders_first = leaders_first and runs and _may_plan_beside_trials(request)
     try:
         problem = plan_problem(
-            problem, grid_to_plan(problem, chosen), stored=known, on_planned=on_planned, on_note=on_note
+            problem,
+            grid_to_plan(problem, chosen),
+            stored=known,
+            leading=leaders_first or problem.planning.is_auto,
+            on_planned=on_planned,
+            on_note=on_note,
         )
     except ConfigError as error:
         raise error.in_file(request.file) from None
-    return Prepared(request=request, problem=problem)
+    return Prepared(request=request, problem=problem, is_left_to_plan=leaders_first and _num_left(problem) > 0)
+
+
+def plan_rest(prepared: Prepared, on_planned: OnPlanned, on_note: OnNote) -> Prepared:
+    """Return a study of which leading shapes are planned with all of its shapes planned.
+
+    Raises:
+        ConfigError: There are too many candidates to predict.
+    """
+    request, problem = prepared.request, prepared.request.problem
+    known = as_stored(prepared.problem)
+    grid = grid_to_plan(problem, None)
+    planned = plan_problem(problem, grid, stored=known, leading=False, on_planned=on_planned, on_note=on_note)
+    return Prepared(request=request, problem=planned)
+
+
+def _may_plan_beside_trials(request: StudyRequest) -> bool:
+    """Return whether planning disturbs no trial, and nothing but candidates depends on the plans.
+
+    Trials that train may do so on this machine, where their steps would take longer. A mistake in a pin is told before
+    the first trial.
+    """
+    planning, trials = request.problem.planning, request.trials
+    is_simple = trials.proxy is None and not planning.pins and not planning.is_auto
+    return is_simple and TrialAbility.TRAINING not in trials.backend.abilities
+
+
+def _num_left(problem: Problem) -> int:
+    """Return the number of shapes without a plan."""
+    tasks = layer_tasks(problem.setting.job, problem.cluster, problem.space().grid, problem.planning)
+    return sum(shape_text(task.config) not in problem.layer_plans for task in tasks)
 
 
 def prepare_stored(request: StudyRequest, study: Study) -> Prepared:
@@ -133,18 +173,20 @@ def plan_problem(
     grid: ConfigGrid,
     *,
     stored: Mapping[str, Any] | None = None,
+    leading: bool | None = None,
     on_planned: OnPlanned = lambda _, __: None,
     on_note: OnNote = lambda _: None,
 ) -> Problem:
     """Return the problem with the plans of these candidates, and with the dimension `plan` if some differ.
 
-    Only shapes are planned that `stored` lacks, which `as_stored` returned earlier. Under `auto` they are at most
-    AUTO_SHAPES, those of the fastest predicted candidates.
+    Only shapes are planned that `stored` lacks, which `as_stored` returned earlier.
 
     Args:
         problem: Problem.
         grid: Candidates, with the plan by hand.
         stored: Plans made earlier.
+        leading: Whether at most AUTO_SHAPES shapes are planned, those of the fastest predicted candidates; None for
+            what the planner asks for, which is so under `auto`.
         on_planned: Function that is told the progress.
         on_note: Function that is told what is wrong with kept plans.
 
@@ -157,7 +199,7 @@ def plan_problem(
     plans = dict(stored["plans"]) if stored else {}
     setting = problem.setting
     tasks = layer_tasks(setting.job, setting.cluster, grid, problem.planning)
-    if problem.planning.is_auto and len(tasks) > AUTO_SHAPES:
+    if (problem.planning.is_auto if leading is None else leading) and len(tasks) > AUTO_SHAPES:
         tasks = _leading(problem, grid, tasks)
     tasks = [task for task in tasks if shape_text(task.config) not in plans]
     if not tasks:
