@@ -1,8 +1,8 @@
 """Sharding plans of the shapes that no leading candidate has, made beside the trials of a run.
 
-The leading shapes are planned before the first trial (`prepare`). A thread then has processes plan the others, and until
-they have, candidates of these shapes are sharded by hand. The candidates at the end are the same as if all had been
-planned before, and so are those of a run that was interrupted and goes on.
+The leading shapes are planned before the first trial (`prepare`). A thread then has processes plan the others. Until
+then, candidates of these shapes are sharded by hand. The candidates at the end are the same as if all had been planned
+before, and so are those of a run that was interrupted and goes on.
 """
 
 from __future__ import annotations

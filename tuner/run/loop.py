@@ -218,6 +218,7 @@ class Loop:
 
         try:
             with ExitStack() as last, ExitStack() as first:
+                first.callback(self.plans.close)
                 first.callback(give_up)
                 with interrupts_held():
                     todo = adopt(self.ledger)
@@ -233,7 +234,6 @@ class Loop:
                 self.ledger.keep(told)
                 first.callback(self.rehearsals.close)
                 self.rehearsals.begin()
-                first.callback(self.plans.close)
                 self.plans.begin()
                 self.reporter.tell(self.elapsed_s(), opening=self.reporter.opening(todo))
                 left_over = self._end_left_over()
