@@ -89,15 +89,19 @@ def cheapest_order(
     for variable, others in enumerate(beside):
         others.discard(variable)
 
-    def entries_of(variable: int) -> float:
-        return sizes[variable] * math.prod(sizes[other] for other in beside[variable])
+    def entries_of(variable: int) -> int:
+        found = sizes[variable]
+        for other in beside[variable]:
+            found *= sizes[other]
+        return found
 
+    # A variable without neighbours can go at any time.
+    order = [variable for variable, others in enumerate(beside) if not others]
     # Sizes in the heap may be outdated. `latest` holds the valid one of each variable that is left.
-    heap = [(entries_of(variable), variable) for variable in range(len(sizes))]
+    latest = {variable: entries_of(variable) for variable, others in enumerate(beside) if others}
+    heap = [(entries, variable) for variable, entries in latest.items()]
     heapq.heapify(heap)
-    latest = {variable: entries for entries, variable in heap}
 
-    order: list[int] = []
     fixed: set[int] = set()
     while heap:
         entries, variable = heapq.heappop(heap)
@@ -108,17 +112,23 @@ def cheapest_order(
             heapq.heappush(heap, (entries, variable))
             variable = max(beside[variable], key=lambda other: (other not in spared, len(beside[other]), -other))
             fixed.add(variable)
+            around = beside[variable]
+            for other in around:
+                beside[other].discard(variable)
         else:
             order.append(variable)
-            for other in beside[variable]:
-                beside[other] |= beside[variable]
-                beside[other].discard(other)
+            around = beside[variable]
+            for other in around:
+                others = beside[other]
+                others |= around
+                others.discard(other)
+                others.discard(variable)
         del latest[variable]
-        for other in beside[variable]:
-            beside[other].discard(variable)
-        for other in beside[variable]:
-            latest[other] = entries_of(other)
-            heapq.heappush(heap, (latest[other], other))
+        for other in around:
+            now = entries_of(other)
+            if now != latest[other]:
+                latest[other] = now
+                heapq.heappush(heap, (now, other))
     return Order(variables=tuple(order), fixed=frozenset(fixed))
 
 

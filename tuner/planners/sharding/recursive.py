@@ -27,7 +27,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -302,8 +302,7 @@ def _state(dims: Sequence[int | None], factor: int, otherwise: int) -> int:
     return otherwise if dim is None else dim
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Edge:
+class _Edge(NamedTuple):
     """A use of a tensor, seen from one of its ends.
 
     Attributes:
