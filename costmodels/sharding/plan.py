@@ -237,6 +237,11 @@ def cost_of(plan: Plan) -> PlanCost:
     )
 
 
+def step_time_of(plan: Plan) -> float:
+    """Return the step time of a plan, as in its cost, without a look at its memory [s]."""
+    return PlanCost(collectives=_collectives(plan), compute_s=_compute_s(plan), peak_memory_bytes=math.nan).step_time_s
+
+
 def violations(plan: Plan) -> tuple[str, ...]:
     """Return the reasons why a plan cannot run, one sentence each; empty for a valid plan."""
     found = []

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.sharding.plan import Plan, cost_of, live_bytes
+from costmodels.sharding.plan import Plan, live_bytes, step_time_of
+from hardware.collector import without_collector
 from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, total_charge_s
 
@@ -35,6 +36,7 @@ class Descent:
     is_optimum: bool
 
 
+@without_collector
 def descend(
     plan: Plan, terms: ShardingTerms, *, is_open: IsOpen | None = None, charge: Charge | None = None
 ) -> Descent:
@@ -71,7 +73,7 @@ def descend(
 
 def charged_s(plan: Plan, charge: Charge | None) -> float:
     """Return the step time of a plan, with a charge [s]."""
-    return cost_of(plan).step_time_s + total_charge_s(plan, charge)
+    return step_time_of(plan) + total_charge_s(plan, charge)
 
 
 def _priced_s(plan: Plan, terms: ShardingTerms, charge: Charge | None) -> float:

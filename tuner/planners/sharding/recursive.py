@@ -36,6 +36,7 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, Graph, Op
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout
 from costmodels.sharding.plan import NONE, Plan, reduce_partial_sums, wanted_layout, written_layout
+from hardware.collector import without_collector
 
 Order = Literal["price", "weight", "topological", "reverse"]
 """Order of D-Rec's visits."""
@@ -202,6 +203,7 @@ def _prime_factors(number: int) -> list[int]:
     return factors[::-1]
 
 
+@without_collector
 def recursive_plan(
     graph: Graph,
     mesh: DeviceMesh,
