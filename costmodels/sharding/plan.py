@@ -302,7 +302,7 @@ class MoveTimes(dict[tuple[Layout, Layout, float], float]):
         """Compute and keep the time for the layouts before and after, and the bytes of the whole tensor."""
         before, after, num_bytes = key
         found = self[key] = sum(
-            self._mesh.seconds(move.kind, num_bytes * move.message_bytes, move.axes)
+            Move(kind=move.kind, axes=move.axes, message_bytes=num_bytes * move.message_bytes).seconds(self._mesh)
             for move in _moves_of_byte(before, after, self._mesh.sizes)
         )
         return found
