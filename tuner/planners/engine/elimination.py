@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,8 @@ class Term(NamedTuple):
     table: Table
 
 
-Known = dict[tuple[tuple[int, ...], ...], tuple[NDArray[np.intp], Table, tuple[Table, ...]]]
-"""Eliminations of variables, by the identities of the tables that were added up and the axes that each of them took."""
+Known = dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[NDArray[np.intp], Table, tuple[Table, ...]]]
+"""Eliminations of variables, by the identities of the tables that were added up and the axes that they took."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,29 +147,36 @@ def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int],
     place = [0] * len(sizes)
     for position, variable in enumerate(variables):
         place[variable] = position
-    # A term waits in the bucket of the first of its variables that is eliminated.
-    buckets: list[list[Term]] = [[] for _ in variables]
+    # A term waits in the bucket of the first of its variables that is eliminated: the variables of all terms there, one
+    # term after the other, and their tables.
+    waiting: list[tuple[list[int], list[Table]]] = [([], []) for _ in variables]
     constant = 0.0
     for scope, table in terms:
         if scope:
-            buckets[min([place[variable] for variable in scope])].append(Term(scope, table))
+            bucket, tables = waiting[min([place[variable] for variable in scope])]
+            bucket += scope
+            tables.append(table)
         else:
             constant += float(table)
     chosen_by: list[tuple[tuple[int, ...], NDArray[np.intp] | None]] = []
-    for variable, bucket in zip(variables, buckets, strict=True):
-        if not bucket:
+    for variable, (bucket, tables) in zip(variables, waiting, strict=True):
+        if not tables:
             chosen_by.append(((), None))
             continue
-        others = tuple(sorted({other for scope, _ in bucket for other in scope if other != variable}))
+        others = tuple(sorted(set(bucket) - {variable}))
         # The eliminated variable is the last axis of the sum.
-        at = {other: axis for axis, other in enumerate((*others, variable))}
-        key = tuple([(id(table), *[at[other] for other in scope]) for scope, table in bucket])
+        scope = (*others, variable)
+        at = dict(zip(scope, range(len(scope)), strict=True))
+        axes = tuple([at[other] for other in bucket])
+        key = (tuple(map(id, tables)), axes)
         if key not in known:
-            known[key] = _eliminate(bucket, at, tuple([sizes[other] for other in at]))
+            known[key] = _eliminate(tables, axes, tuple([sizes[other] for other in scope]))
         best, rest, _ = known[key]
         chosen_by.append((others, best))
         if others:
-            buckets[min([place[other] for other in others])].append(Term(others, rest))
+            later, later_tables = waiting[min([place[other] for other in others])]
+            later += others
+            later_tables.append(rest)
         else:
             constant += float(rest)
     # Going backwards, the values of a variable's neighbours are known when it chooses its own.
@@ -181,34 +188,34 @@ def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int],
 
 
 def _eliminate(
-    bucket: Sequence[Term], at: Mapping[int, int], shape: tuple[int, ...]
+    tables: Sequence[Table], axes: Sequence[int], shape: tuple[int, ...]
 ) -> tuple[NDArray[np.intp], Table, tuple[Table, ...]]:
     """Add up tables and minimise the sum over its last axis.
 
     Args:
-        bucket: Terms with these tables.
-        at: Axis of the sum that belongs to each variable.
+        tables: Tables to add up.
+        axes: Axis of the sum for each axis of each table, one table after the other.
         shape: Shape of the sum.
 
     Returns:
         Index of the least entry of each row; the least entries; and the tables, which are kept alive so that their
             identities stay unique.
     """
-    total = _lay_out(bucket[0], at)
-    for term in bucket[1:]:
-        total = total + _lay_out(term, at)
+    total: Any = 0.0
+    begin = 0
+    for table in tables:
+        total = total + _lay_out(table, axes[begin : begin + table.ndim], len(shape))
+        begin += table.ndim
     if total.shape != shape:
         total = np.broadcast_to(total, shape)
-    return total.argmin(axis=-1), total.min(axis=-1), tuple(table for _, table in bucket)
+    return total.argmin(axis=-1), total.min(axis=-1), tuple(tables)
 
 
-def _lay_out(term: Term, at: Mapping[int, int]) -> Table:
-    """Return a term's table with an axis for each variable of a larger scope."""
-    scope, table = term
-    axes = [at[variable] for variable in scope]
-    if axes != sorted(axes):
-        table = table.transpose(sorted(range(len(axes)), key=axes.__getitem__))
-    if len(axes) == len(at):
+def _lay_out(table: Table, axes: Sequence[int], num_axes: int) -> Table:
+    """Return a table with these axes among those of a sum."""
+    order = sorted(axes)
+    if list(axes) != order:
+        table = table.transpose([axes.index(axis) for axis in order])
+    if len(axes) == num_axes:
         return table
-    present = set(axes)
-    return table[tuple([slice(None) if axis in present else None for axis in range(len(at))])]
+    return table[tuple([slice(None) if axis in order else None for axis in range(num_axes)])]

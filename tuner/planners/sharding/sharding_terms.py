@@ -244,19 +244,21 @@ class ShardingTerms:
             spared: Operators that should stay free to change if possible.
         """
         sizes, choices = [len(own) for own in rows], self._number_all(rows)
-        scopes = [self._scope_of(part, rows, choices) for part in self._parts]
+        keys = [_key_of(part, choices) for part in self._parts]
+        scopes = [self._scope_of(part, key, rows, choices) for part, key in zip(self._parts, keys, strict=True)]
         # Operators whose elimination would need too large tables keep their row. All tables are then made for the
         # rows that are left.
         order = _cheapest_order(tuple(sizes), tuple(scopes), spared)
         if order.fixed:
             rows = [(now[op],) if op in order.fixed else own for op, own in enumerate(rows)]
             sizes, choices = [len(own) for own in rows], self._number_all(rows)
-            scopes = [self._scope_of(part, rows, choices) for part in self._parts]
+            keys = [_key_of(part, choices) for part in self._parts]
+            scopes = [self._scope_of(part, key, rows, choices) for part, key in zip(self._parts, keys, strict=True)]
         terms = [
             self._of_op(op, own, choice, charge) for op, (own, choice) in enumerate(zip(rows, choices, strict=True))
         ]
-        for part, scope in zip(self._parts, scopes, strict=True):
-            table = self._table_of(part, choices)
+        for part, key, scope in zip(self._parts, keys, scopes, strict=True):
+            table = self._table_of(part, key)
             if table is not None:
                 terms.append(Term(scope, table))
         if len(self._eliminated) > MOST_KEPT:
@@ -282,7 +284,8 @@ class ShardingTerms:
         terms, choices = self.alone(rows), self._number_all(rows)
         for tensor in range(len(self._kinds)):
             for part in self._shares_of(tensor):
-                scope, table = self._scope_of(part, rows, choices), self._table_of(part, choices)
+                key = _key_of(part, choices)
+                scope, table = self._scope_of(part, key, rows, choices), self._table_of(part, key)
                 if table is not None:
                     terms.append(Term(scope, table))
         return terms
@@ -366,14 +369,15 @@ class ShardingTerms:
         places = tuple([(id(rules[slot.op].rule), slot.number, slot.is_maker, ops.index(slot.op)) for slot in slots])
         return _Part(kind=kind, slots=slots, ops=ops, form=self._number_of((kind, places)))
 
-    def _scope_of(self, part: _Part, rows: Sequence[tuple[Row, ...]], choices: Sequence[int]) -> tuple[int, ...]:
+    def _scope_of(
+        self, part: _Part, key: tuple[int, ...], rows: Sequence[tuple[Row, ...]], choices: Sequence[int]
+    ) -> tuple[int, ...]:
         """Return the operators whose rows change a layout in a part."""
-        ops = part.ops
-        key = (part.form, *[choices[op] for op in ops])
         shape = self._shapes.get(key)
         if shape is None:
             shape = self._shapes[key] = self._find_shape(part, rows, choices)
-        return tuple([ops[place] for place in shape.scope])
+        ops = part.ops
+        return ops if len(shape.scope) == len(ops) else tuple([ops[place] for place in shape.scope])
 
     def _find_shape(self, part: _Part, rows: Sequence[tuple[Row, ...]], choices: Sequence[int]) -> _Shape:
         layouts = []
@@ -391,9 +395,8 @@ class ShardingTerms:
             lengths=tuple(len(rows[op]) for op in ops),
         )
 
-    def _table_of(self, part: _Part, choices: Sequence[int]) -> Table | None:
+    def _table_of(self, part: _Part, key: tuple[int, ...]) -> Table | None:
         """Return the table of a part whose scope is known; None if all of it is zero."""
-        key = (part.form, *[choices[op] for op in part.ops])
         if key not in self._tables:
             shape = self._shapes[key]
             of_layouts = (part.kind, shape.places, shape.layouts)
@@ -504,6 +507,11 @@ class ShardingTerms:
             known[pair] = self._move_s[old, new, kind.num_bytes]
         found: Table = np.array([known[pair] for pair in flat]).reshape(pairs.shape)
         return found
+
+
+def _key_of(part: _Part, choices: Sequence[int]) -> tuple[int, ...]:
+    """Return what the table of a part depends on, in numbers: its form, and the rows of its operators."""
+    return (part.form, *[choices[op] for op in part.ops])
 
 
 @lru_cache(maxsize=64)
