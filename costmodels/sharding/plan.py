@@ -78,11 +78,11 @@ class Plan:
 
     def wanted(self, op: int, operand: int) -> Layout:
         """Return the layout in which an operator reads an operand."""
-        return wanted_layout(self.graph.ops[op].rule, operand, self._rows[op])
+        return self._layouts_of_ops[op][0][operand]
 
     def written(self, op: int, result: int) -> Layout:
         """Return the layout in which an operator leaves a result."""
-        return written_layout(self.graph.ops[op].rule, result, self._rows[op])
+        return self._layouts_of_ops[op][1][result]
 
     def layout(self, tensor: int) -> Layout:
         """Return the layout of a tensor after its partial sums are added up."""
@@ -108,6 +108,13 @@ class Plan:
 
     def copies(self, tensor: int) -> tuple[Copy, ...]:
         """Return the copies of a tensor for readers that want another layout than its own."""
+        return self._copies[tensor]
+
+    @cached_property
+    def _copies(self) -> tuple[tuple[Copy, ...], ...]:
+        return tuple(self._find_copies(tensor) for tensor in range(len(self.graph.tensors)))
+
+    def _find_copies(self, tensor: int) -> tuple[Copy, ...]:
         maker, _ = self.graph.maker[tensor]
         is_state, turn = self.graph.ops[maker].primitive == STATE, self.graph.first_backward
         lies = self.layout(tensor)
@@ -122,9 +129,20 @@ class Plan:
         return tuple(Copy(layout=layout, uses=tuple(uses)) for (layout, _), uses in readers.items())
 
     @cached_property
-    def _rows(self) -> list[list[int]]:
-        rows: list[list[int]] = self.served.tolist()
-        return rows
+    def _layouts_of_ops(self) -> list[tuple[list[Layout], list[Layout]]]:
+        """Layouts in which each operator reads its operands and leaves its results [ops]."""
+        # Operators of repeated layers share their rule, and often their row.
+        known: dict[tuple[int, ...], tuple[list[Layout], list[Layout]]] = {}
+        found = []
+        for op, row in zip(self.graph.ops, self.served.tolist(), strict=True):
+            rule, key = op.rule, (id(op.rule), *row)
+            if key not in known:
+                known[key] = (
+                    [wanted_layout(rule, operand, row) for operand in range(len(op.operands))],
+                    [written_layout(rule, result, row) for result in range(len(op.results))],
+                )
+            found.append(known[key])
+        return found
 
     @cached_property
     def _settled(self) -> tuple[Layout, ...]:

@@ -204,11 +204,9 @@ def _find_cheapest(
             descend(plan, terms, is_open=held.restriction, charge=together(held.charge, charge)).plan
             for plan in plans[1:]
         ]
-    costs = [(own, own_cost)]
-    for plan in plans[1:]:
-        # Both descents often end in one plan.
-        is_known = bool((plan.served == own.served).all())
-        costs.append((plan, own_cost if is_known else cost_of(plan)))
+    # Both descents often end in one plan, or where they began.
+    known = {plan.served.tobytes(): cost for plan, cost in ((by_hand, limit), (own, own_cost))}
+    costs = [(plan, known.get(plan.served.tobytes()) or cost_of(plan)) for plan in plans]
     # No plan may hold more weights or gradients than the plan by hand. Among the rest, those without more memory
     # come first, then the fastest.
     fitting = [
