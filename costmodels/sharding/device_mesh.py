@@ -60,14 +60,16 @@ class DeviceMesh:
         """Return the number of devices of a group along some axes."""
         return math.prod(self.sizes[axis] for axis in axes)
 
-    def seconds(self, kind: OpKind, message_bytes: float, axes: tuple[int, ...]) -> float:
-        """Return the time of one collective [s].
+    def seconds(
+        self, kind: OpKind, message_bytes: float, axes: tuple[int, ...], latency_share: float = 1.0
+    ) -> float:
+        """Return the time of one collective, or of its part of a joint one that pays a share of the latency [s].
 
         Source of `message_bytes`: hardware/collectives.py defines the message of each kind.
         """
         if message_bytes <= 0 or self.size_along(axes) == 1:
             return 0.0
-        return min(base_s + s_per_byte * message_bytes for base_s, s_per_byte in self.lines(kind, axes))
+        return min(latency_share * base_s + s_per_byte * message_bytes for base_s, s_per_byte in self.lines(kind, axes))
 
     def lines(self, kind: OpKind, axes: tuple[int, ...]) -> Lines:
         """Return the time of one collective as lines in the size of its message."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.joining import JOINED, MOST_BYTES
 
 REPLICATED, PARTIAL = -1, -2
 
@@ -40,8 +41,16 @@ class Move:
     axes: tuple[int, ...]
     message_bytes: float
 
-    def seconds(self, mesh: DeviceMesh) -> float:
-        """Return the time of this collective on a mesh [s]."""
+    def seconds(self, mesh: DeviceMesh, latency_share: float = 1.0) -> float:
+        """Return the time of this collective on a mesh [s].
+
+        Args:
+            mesh: Mesh of devices.
+            latency_share: Part of the latency that its tensor pays (`joining.latency_shares`).
+        """
+        if self.kind in JOINED:
+            share = min(max(latency_share, self.message_bytes / MOST_BYTES), 1.0)
+            return mesh.seconds(self.kind, self.message_bytes, self.axes, share)
         return mesh.seconds(self.kind, self.message_bytes, self.axes)
 
 

@@ -10,7 +10,8 @@ free.
 
 Compute time follows the roofline model, with the traffic that remains where a compiler fuses operators (`fusion.py`).
 Collectives run one after the other and never overlap with compute, so that plans are compared by everything they send;
-`overlap.py` has the timeline of a step with overlap. Sources: section 2.3 of ManuMatic (collectives, redistribution,
+those that a compiler joins pay their latency together (`joining.py`). `overlap.py` has the timeline of a step with
+overlap. Sources: section 2.3 of ManuMatic (collectives, redistribution,
 objective).
 """
 
@@ -28,6 +29,7 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
 from costmodels.sharding.fusion import traffic_of, unfused
 from costmodels.sharding.graph import CONSTANT, INPUT, STATE, Graph, Use
+from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, Move, local_share, moves
 from hardware.arrays import FloatArray, IntArray
 
@@ -144,7 +146,7 @@ class PlannedCollective:
         tensor: Number of the tensor that it moves.
         op: Number of the operator that needs it; for partial sums, the operator that wrote the tensor.
         move: Kind, axes and message of the collective.
-        seconds: Time of one execution [s].
+        seconds: Time of one execution, or of its part of a joint collective (`joining.latency_shares`) [s].
         times: Number of executions in a step.
     """
 
@@ -266,13 +268,15 @@ def _collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
     found = []
     sizes = plan.mesh.sizes
     # Equal collectives recur in every layer, so each is priced once.
-    known: dict[Move, float] = {}
+    known: dict[tuple[Move, float], float] = {}
+    shares = latency_shares(plan.graph)
 
     def add(tensor: int, op: int, changes: Sequence[Move], times: int) -> None:
         for move in changes:
-            if move not in known:
-                known[move] = move.seconds(plan.mesh)
-            found.append(PlannedCollective(tensor=tensor, op=op, move=move, seconds=known[move], times=times))
+            key = (move, shares[tensor])
+            if key not in known:
+                known[key] = move.seconds(plan.mesh, shares[tensor])
+            found.append(PlannedCollective(tensor=tensor, op=op, move=move, seconds=known[key], times=times))
 
     for tensor, array in enumerate(plan.graph.tensors):
         maker, slot = plan.graph.maker[tensor]
@@ -286,17 +290,21 @@ def _collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
     return tuple(found)
 
 
-class MoveTimes(dict[tuple[Layout, Layout, float], float]):
-    """Times to move a tensor of a given size from one layout to another [s], each computed once."""
+class MoveTimes(dict[tuple[Layout, Layout, float, float], float]):
+    """Times to move a tensor of a given size and share of latency from one layout to another [s], each computed once.
+
+    The share is that of `costmodels.sharding.joining.latency_shares`.
+    """
 
     def __init__(self, mesh: DeviceMesh) -> None:
         """Start without any times on a mesh."""
         self._mesh = mesh
 
-    def __missing__(self, key: tuple[Layout, Layout, float]) -> float:
-        """Compute and keep the time for the layouts before and after, and the bytes of the whole tensor."""
-        before, after, num_bytes = key
-        found = self[key] = sum(move.seconds(self._mesh) for move in moves(before, after, num_bytes, self._mesh.sizes))
+    def __missing__(self, key: tuple[Layout, Layout, float, float]) -> float:
+        """Compute and keep the time for the layouts before and after, the bytes of the whole tensor, and the share."""
+        before, after, num_bytes, share = key
+        changes = moves(before, after, num_bytes, self._mesh.sizes)
+        found = self[key] = sum(move.seconds(self._mesh, share) for move in changes)
         return found
 
 

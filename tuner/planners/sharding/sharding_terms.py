@@ -18,6 +18,7 @@ import numpy as np
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
 from costmodels.sharding.graph import CONSTANT, STATE, Graph
+from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout
 from costmodels.sharding.plan import NONE, MoveTimes, Plan, Roofline, wanted_layout, written_layout
 from hardware.arrays import FloatArray
@@ -62,6 +63,7 @@ class _Kind:
         times: Number of times that its partial sums are added up in a step.
         reads: Number of reads by each use, 0 for a constant; and whether the use reads a state in the backward pass,
             which gathers it again.
+        latency_share: Part of a collective's latency that it pays (`joining.latency_shares`).
         price: Price of a byte while a device holds it; None for no price.
         exposed: Share of its moves that is charged.
         share: Fraction of the cost that this table charges.
@@ -73,6 +75,7 @@ class _Kind:
     shape: tuple[int, ...]
     times: int
     reads: tuple[tuple[int, bool], ...]
+    latency_share: float
     price: TensorPrice | None = None
     exposed: float = 1.0
     share: float = 1.0
@@ -310,6 +313,7 @@ class ShardingTerms:
                 (use.times if is_sent else 0, is_state and turn is not None and use.op >= turn)
                 for use in graph.uses[tensor]
             ),
+            latency_share=latency_shares(graph)[tensor],
         )
 
     def _parts_of(self, tensor: int) -> list[_Part]:
@@ -389,7 +393,10 @@ class ShardingTerms:
         shape = np.broadcast_shapes(before.shape, after.shape)
         old = np.broadcast_to(before, shape).reshape(-1, shape[-1])[first].tolist()
         new = np.broadcast_to(after, shape).reshape(-1, shape[-1])[first].tolist()
-        seconds = [self._move_s[tuple(one), tuple(other), kind.num_bytes] for one, other in zip(old, new, strict=True)]
+        seconds = [
+            self._move_s[tuple(one), tuple(other), kind.num_bytes, kind.latency_share]
+            for one, other in zip(old, new, strict=True)
+        ]
         found: Table = np.array(seconds)[inverse].reshape(pairs.shape)
         return found
 
