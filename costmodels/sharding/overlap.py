@@ -180,7 +180,8 @@ class _Program:
         last = maker if follows is None else follows
         key = (before, after, num_bytes)
         if key not in self._moves:
-            self._moves[key] = moves(before, after, num_bytes, self.plan.mesh.sizes)
+            changes = moves(before, after, num_bytes, self.plan.mesh.sizes)
+            self._moves[key] = tuple(move for move in changes if move.seconds(self.plan.mesh))
         for move in self._moves[key]:
             self.sends.append(_Send(tensor=tensor, move=move, times=times, rank=rank, follows=last))
             last = len(self.graph.ops) + len(self.sends) - 1
