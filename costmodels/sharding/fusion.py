@@ -11,6 +11,7 @@ goes through memory. Which tensors these are is decided for the whole graph, bef
     writes      A tensor is written if another kernel, the next step or the caller reads it.
     views       A transposition or a reshape is a way of reading, and moves nothing.
     places      A gather reads as much of its table as it returns, and an update in place writes as much as it is given.
+    launches    The last operator of a kernel that moves anything pays for the kernel's launch.
 
 Products, sorts, scans and all else are kernels of their own. Sources: the fusible operators and the order of XLA's
 priority fusion (openxla/xla, `xla/backends/gpu/transforms/priority_fusion.h`). XLA computes some values anew instead of
@@ -30,6 +31,11 @@ INLINING = (*INLINED, FusionKind.SUM)
 """Operators that can compute what they read by themselves."""
 
 
+LAUNCH_S = 1e-6
+"""Time between two kernels of a compiled program [s] (`kKernelLaunchOverhead` of openxla/xla,
+`xla/service/gpu/model/gpu_performance_model_base.h`)."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
     """Bytes that an operator moves through memory in one execution on whole tensors.
@@ -37,10 +43,12 @@ class Traffic:
     Attributes:
         reads: Bytes read of each operand; 0 for what its kernel holds already.
         writes: Bytes written of each result; 0 for what never leaves the kernel.
+        launches: Kernels that a compiled program launches for it, 0 or 1; 0 where nothing is compiled.
     """
 
     reads: tuple[float, ...]
     writes: tuple[float, ...]
+    launches: int = 0
 
 
 @lru_cache(maxsize=8)
@@ -86,13 +94,18 @@ class _Fusion:
     def traffic(self) -> tuple[Traffic, ...]:
         """Return the traffic of each operator."""
         held: set[tuple[int, int]] = set()
-        return tuple(
+        found = [
             Traffic(
                 reads=tuple(self._read(number, op, slot, held) for slot in range(len(op.operands))),
                 writes=tuple(self._written(number, op, tensor) for tensor in op.results),
             )
             for number, op in enumerate(self.graph.ops)
-        )
+        ]
+        # Later operators of a kernel overwrite earlier ones.
+        last = {self.kernel[number]: number for number, one in enumerate(found) if any((*one.reads, *one.writes))}
+        for number in last.values():
+            found[number] = replace(found[number], launches=0 if self.graph.ops[number].is_free else 1)
+        return tuple(found)
 
     def _levels(self) -> list[int]:
         """Return the number of kernels before each operator."""

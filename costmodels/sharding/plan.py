@@ -8,7 +8,8 @@ memory is gathered once in each pass. A partial sum is added up once. This is a 
 same dim sharded and the dim can be cut into so many equal parts; otherwise it is an all-reduce, after which a slice is
 free.
 
-Compute time follows the roofline model, with the traffic that remains where a compiler fuses operators (`fusion.py`).
+Compute time follows the roofline model, with the traffic and the launches that remain where a compiler fuses operators
+(`fusion.py`).
 Collectives run one after the other and never overlap with compute, so that plans are compared by everything they send;
 those that a compiler joins pay their latency together (`joining.py`). `overlap.py` has the timeline of a step with
 overlap. Sources: section 2.3 of ManuMatic (collectives, redistribution,
@@ -27,7 +28,7 @@ import numpy as np
 
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
-from costmodels.sharding.fusion import traffic_of, unfused
+from costmodels.sharding.fusion import LAUNCH_S, traffic_of, unfused
 from costmodels.sharding.graph import CONSTANT, INPUT, STATE, Graph, Use
 from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, Move, local_share, moves
@@ -311,7 +312,7 @@ class MoveTimes(dict[tuple[Layout, Layout, float, float], float]):
 class Roofline:
     """Compute time of operators on the slowest device of a mesh.
 
-    An operator takes as long as its arithmetic or its memory traffic, whichever takes longer.
+    An operator takes as long as its arithmetic or its memory traffic, whichever takes longer, and a kernel's launch.
 
     Attributes:
         traffic: Bytes that each operator reads of its operands and writes of its results [ops].
@@ -343,7 +344,8 @@ class Roofline:
         moved_bytes = sum(moved * local_share(layout, sizes) for moved, layout in layouts)
         # Every served factor divides the arithmetic, but only factors of a tensor divide its traffic.
         arithmetic_s = op.flop / ways / self.speed[op.precision] if op.precision else 0.0
-        return op.times * max(arithmetic_s, moved_bytes / self.bandwidth)
+        launch_s = self.traffic[number].launches * LAUNCH_S
+        return op.times * (max(arithmetic_s, moved_bytes / self.bandwidth) + launch_s)
 
 
 def _compute_s(plan: Plan) -> FloatArray:
