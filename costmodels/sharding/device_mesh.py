@@ -56,6 +56,11 @@ class DeviceMesh:
         """Axes and their sizes as text, for example `data=2,model=4`."""
         return ",".join(f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True))
 
+    @cached_property
+    def memory_bandwidth_bytes_per_s(self) -> float:
+        """Memory bandwidth of the slowest device [bytes/s]."""
+        return min(device.memory_bandwidth_bytes_per_s for device in self.cluster.devices)
+
     def size_along(self, axes: tuple[int, ...]) -> int:
         """Return the number of devices of a group along some axes."""
         return math.prod(self.sizes[axis] for axis in axes)

@@ -2,7 +2,8 @@
 
 XLA joins collectives of one kind among the same devices of which none depends on another, up to a size of the result
 (openxla/xla, `xla/service/collective_combiner_utils.h`; the size is `kDefaultAllReduceCombineThreshold` and its like in
-`xla/backends/gpu/transforms/collectives/`). A joint message pays its latency once. Two rules say which these are:
+`xla/backends/gpu/transforms/collectives/`). A joint message pays its latency once. Sums are copied into one array and
+out of it (`xla_gpu_all_reduce_contiguous`), others are sent from where they are. Two rules say which these are:
 
     under a plan     Collectives at the same place in the order of dependences are joined (`joint_messages`). Those that
                      follow no other are at the first place, and the others at their distance from the end. A timeline
@@ -19,6 +20,8 @@ from collections.abc import Hashable, Sequence
 from functools import lru_cache
 
 from costmodels.blocks.operator import OpKind
+from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.fusion import LAUNCH_S
 from costmodels.sharding.graph import CONSTANT, Graph, Op
 
 MOST_BYTES = 30 * 2**20
@@ -29,6 +32,17 @@ JOINED = (OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER)
 
 FIRST = -(2**31)
 """Place of what follows no other collective."""
+
+
+def packing_s(kind: OpKind, message_bytes: float, mesh: DeviceMesh) -> float:
+    """Return the time in which kernels bring a message into a joint one, and out of it again [s].
+
+    Joint sums are read and written once before and once after; each part of them takes one more kernel. On processors,
+    XLA joins them where they are.
+    """
+    if kind is not OpKind.ALL_REDUCE or any(device.is_processor for device in mesh.cluster.devices):
+        return 0.0
+    return LAUNCH_S + 4 * message_bytes / mesh.memory_bandwidth_bytes_per_s
 
 
 def joint_messages(

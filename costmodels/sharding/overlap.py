@@ -22,7 +22,7 @@ import numpy as np
 from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Use
-from costmodels.sharding.joining import FIRST, JOINED, joint_messages
+from costmodels.sharding.joining import FIRST, JOINED, joint_messages, packing_s
 from costmodels.sharding.layouts import Layout, Move, moves
 from costmodels.sharding.plan import Plan, PlanCost
 from hardware.arrays import FloatArray, IntArray
@@ -37,7 +37,7 @@ class Timeline:
 
     Attributes:
         step_time_s: Time of the step [s].
-        moved_s: Time of the collectives that move each tensor [t] [s].
+        moved_s: Time of the collectives that move each tensor, and of packing it into joint ones [t] [s].
         exposed_s: Part of this during which no operator runs [t] [s].
         slack_s: Time between the end of a tensor's maker and the start of its first reader, or the end of the step
             [t] [s].
@@ -95,7 +95,8 @@ def overlaps(graph: Graph, mesh: DeviceMesh) -> bool:
 def timeline_of(plan: Plan, cost: PlanCost) -> Timeline:
     """Return the timeline of a step under a plan whose cost is known."""
     graph = plan.graph
-    tasks = _Program(plan).tasks(cost.compute_s.tolist())
+    program = _Program(plan)
+    tasks = program.tasks(cost.compute_s.tolist())
     begin_s, end_s = _schedule(tasks)
     step_time_s = float(end_s.max(initial=0.0))
     num_ops, num_tensors = len(graph.ops), len(graph.tensors)
@@ -103,16 +104,20 @@ def timeline_of(plan: Plan, cost: PlanCost) -> Timeline:
     # The compute before a moment is the integral of a stream that works or waits.
     order = np.argsort(begin_s[:num_ops], kind="stable")
     edges_s = np.stack([begin_s[:num_ops][order], end_s[:num_ops][order]], axis=1).ravel()
-    worked_s = np.repeat(np.cumsum(cost.compute_s[order]), 2)
-    worked_s[::2] -= cost.compute_s[order]
+    work_s = (end_s - begin_s)[:num_ops][order]
+    worked_s = np.repeat(np.cumsum(work_s), 2)
+    worked_s[::2] -= work_s
     hidden_s = np.interp(end_s[num_ops:], edges_s, worked_s) - np.interp(begin_s[num_ops:], edges_s, worked_s)
     length_s = end_s[num_ops:] - begin_s[num_ops:]
     exposed_s = np.maximum(length_s - hidden_s, 0.0)
-    # Each tensor has its part of a joint collective, and of what is exposed of it.
+    # Each tensor has its part of a joint collective, and of what is exposed of it. Packing hides nowhere.
     parts = [(*part, number) for number, task in enumerate(sent) for part in task.parts]
-    moved = np.array([tensor for tensor, _, _ in parts], dtype=np.int64)
-    moved_s = np.array([seconds for _, seconds, _ in parts])
-    shown = np.array([exposed_s[number] / length_s[number] for _, _, number in parts])
+    moved = np.array([one[0] for one in (*parts, *program.packing)], dtype=np.int64)
+    packed_s = [seconds for _, _, seconds in program.packing]
+    moved_s = np.array([*(seconds for _, seconds, _ in parts), *packed_s])
+    shown_s = np.array(
+        [*(seconds * exposed_s[number] / length_s[number] for _, seconds, number in parts), *packed_s]
+    )
     makers = [maker for maker, _ in graph.maker]
     needed_s = [
         min((float(begin_s[reader]) for reader in _readers(graph, uses)), default=step_time_s) for uses in graph.uses
@@ -120,7 +125,7 @@ def timeline_of(plan: Plan, cost: PlanCost) -> Timeline:
     return Timeline(
         step_time_s=step_time_s,
         moved_s=_by_tensor(moved, moved_s, num_tensors),
-        exposed_s=_by_tensor(moved, moved_s * shown, num_tensors),
+        exposed_s=_by_tensor(moved, shown_s, num_tensors),
         slack_s=np.maximum(np.array(needed_s) - end_s[makers], 0.0),
     )
 
@@ -141,6 +146,9 @@ class _Program:
     """Operators and collectives of a plan, and what each has to wait for.
 
     A number below that of operators is an operator's, and others are those of collectives behind them.
+
+    Attributes:
+        packing: Tensors in joint messages, the first operator that needs each, and the time of packing it [s].
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -151,6 +159,13 @@ class _Program:
         self._moves: dict[tuple[Layout, Layout, float], tuple[Move, ...]] = {}
         for tensor in range(len(self.graph.tensors)):
             self._add(tensor)
+        self._groups = joint_messages(self._keys(), *self._sizes_and_ranks(), self._places())
+        self.packing = [
+            (each.tensor, each.rank, each.times * packing_s(each.move.kind, each.move.message_bytes, plan.mesh))
+            for group in self._groups
+            for each in (self.sends[one] for one in group)
+            if len(group) > 1
+        ]
 
     def _add(self, tensor: int) -> None:
         """Add the collectives of a tensor."""
@@ -191,14 +206,20 @@ class _Program:
     def tasks(self, compute_s: Sequence[float]) -> list[_Task]:
         """Return the operators, which have their own numbers, and behind them the collectives, some of them joint."""
         num_ops, mesh = len(self.graph.ops), self.plan.mesh
-        groups = joint_messages(self._keys(), *self._sizes_and_ranks(), self._places())
+        groups = self._groups
         now = list(range(num_ops + len(self.sends)))
         for number, group in enumerate(groups):
             for one in group:
                 now[num_ops + one] = num_ops + number
+        work_s = list(compute_s)
+        for tensor, reader, seconds in self.packing:
+            # Packed where it is made, and unpacked where it is read first.
+            maker, _ = self.graph.maker[tensor]
+            work_s[maker] += seconds / 2
+            work_s[reader if reader < num_ops else maker] += seconds / 2
         found = [
             _Task(stream=COMPUTE, seconds=seconds, rank=number, after=tuple({now[each] for each in self.after[number]}))
-            for number, seconds in enumerate(compute_s)
+            for number, seconds in enumerate(work_s)
         ]
         known: dict[tuple[OpKind, tuple[int, ...], float], float] = {}
         for group in groups:

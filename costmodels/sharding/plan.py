@@ -324,7 +324,7 @@ class Roofline:
         # XLA fuses less on processors, whose elementwise operators also take longer than their traffic.
         is_fused = not any(device.is_processor for device in devices)
         self.traffic = traffic_of(graph if is_fused else unfused(graph))
-        self.bandwidth = min(device.memory_bandwidth_bytes_per_s for device in devices)
+        self.bandwidth = mesh.memory_bandwidth_bytes_per_s
         self.speed = {
             precision: min(device.peak_flop_per_s(precision) for device in devices)
             for precision in {op.precision for op in graph.ops if op.precision}

@@ -7,7 +7,7 @@ import pytest
 from costmodels.blocks.operator import OpKind
 from costmodels.sharding.dims import rule_of
 from costmodels.sharding.graph import INPUT, STATE, FusionKind, GraphBuilder, TensorKind
-from costmodels.sharding.joining import MOST_BYTES, joint_messages, latency_shares
+from costmodels.sharding.joining import MOST_BYTES, joint_messages, latency_shares, packing_s
 from costmodels.sharding.overlap import timeline_of
 from costmodels.sharding.plan import cost_of
 from tests.support.graphs.random_graphs import mesh_of, plan_of
@@ -38,11 +38,13 @@ def many_gradients(layers, *, is_fused=True):
 
 @pytest.mark.parametrize("layers", [1, 7])
 def test_gradients_pay_one_latency_together(layers):
-    """Gradients that nothing but their updates follow are one message, in the cost as in the timeline."""
+    """Gradients that nothing but their updates follow are one message, packed, in the cost as in the timeline."""
     plan = many_gradients(layers)
     cost = cost_of(plan)
     mesh = plan.mesh
     together_s = mesh.seconds(OpKind.ALL_REDUCE, layers * 64 * 64 * 4, (0,))
+    if layers > 1:
+        together_s += layers * packing_s(OpKind.ALL_REDUCE, 64 * 64 * 4, mesh)
 
     assert Counter(each.move.kind for each in cost.collectives) == {OpKind.ALL_REDUCE: layers}
     assert cost.comm_s == pytest.approx(together_s)
