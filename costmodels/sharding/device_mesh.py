@@ -65,9 +65,7 @@ class DeviceMesh:
         """Return the number of devices of a group along some axes."""
         return math.prod(self.sizes[axis] for axis in axes)
 
-    def seconds(
-        self, kind: OpKind, message_bytes: float, axes: tuple[int, ...], latency_share: float = 1.0
-    ) -> float:
+    def seconds(self, kind: OpKind, message_bytes: float, axes: tuple[int, ...], latency_share: float = 1.0) -> float:
         """Return the time of one collective, or of its part of a joint one that pays a share of the latency [s].
 
         Source of `message_bytes`: hardware/collectives.py defines the message of each kind.

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from costmodels.sharding.graph import CONSTANT, FusionKind, Graph, Op
+from costmodels.sharding.graph import CONSTANT, INPUT, STATE, FusionKind, Graph, Op
 
 INLINED = (FusionKind.LOOP, FusionKind.PICK)
 """Operators whose results a reader can compute by itself."""
@@ -61,6 +61,24 @@ def traffic_of(graph: Graph) -> tuple[Traffic, ...]:
         Traffic(reads=tuple(sizes[one] for one in op.operands), writes=tuple(sizes[one] for one in op.results))
         for op in graph.ops
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lifetime:
+    """First and last operator during which a tensor stays in memory."""
+
+    first: int
+    last: int
+
+
+@lru_cache(maxsize=8)
+def lifetimes(graph: Graph) -> tuple[Lifetime | None, ...]:
+    """Return the lifetime of each tensor [t]; None for one that takes no memory of its own.
+
+    These are the updated value of a state, which overwrites the state, and what never leaves a kernel or only shows
+    another tensor. What a kernel reads lives until all of the kernel has run.
+    """
+    return _Fusion(graph).lifetimes()
 
 
 @lru_cache(maxsize=8)
@@ -106,6 +124,39 @@ class _Fusion:
         for number in last.values():
             found[number] = replace(found[number], launches=0 if self.graph.ops[number].is_free else 1)
         return tuple(found)
+
+    def lifetimes(self) -> tuple[Lifetime | None, ...]:
+        """Return the lifetime of each tensor that takes memory."""
+        graph, end = self.graph, len(self.graph.ops) - 1
+        updated = {op.operands[0] for op in graph.ops if op.primitive == STATE and op.operands}
+        ends: dict[int, int] = {}
+        for number, kernel in enumerate(self.kernel):
+            ends[kernel] = number
+        # A tensor lives from its kernel, or from its first reader in another one, to the last kernel that reads it or
+        # a view of it.
+        found: list[Lifetime | None] = []
+        for tensor, maker in enumerate(self.makers):
+            op = graph.ops[maker]
+            if self.shown[tensor] != tensor or tensor in updated:
+                found.append(None)
+            elif op.primitive in (STATE, INPUT):
+                found.append(Lifetime(first=0, last=end))
+            elif not self._is_stored(maker, op, tensor):
+                found.append(None)
+            else:
+                readers = [reader for reader in self.readers[tensor] if reader > maker]
+                runs = ends[self.kernel[maker]]
+                first = min([runs, *(reader for reader in readers if self.kernel[reader] != self.kernel[maker])])
+                last = max((ends[self.kernel[reader]] for reader in readers), default=first)
+                found.append(Lifetime(first=first, last=max(first, last)))
+        return tuple(found)
+
+    def _is_stored(self, maker: int, op: Op, tensor: int) -> bool:
+        """Return whether a kernel writes a tensor to memory."""
+        if op.primitive == CONSTANT:
+            return any(self.graph.ops[reader].fusion not in INLINING for reader in self.readers[tensor])
+        is_inside = all(self._joins(maker, reader) for reader in self.readers[tensor]) and not self.is_kept[tensor]
+        return not (is_inside and op.fusion in INLINED)
 
     def _levels(self) -> list[int]:
         """Return the number of kernels before each operator."""

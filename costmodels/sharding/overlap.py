@@ -115,9 +115,7 @@ def timeline_of(plan: Plan, cost: PlanCost) -> Timeline:
     moved = np.array([one[0] for one in (*parts, *program.packing)], dtype=np.int64)
     packed_s = [seconds for _, _, seconds in program.packing]
     moved_s = np.array([*(seconds for _, seconds, _ in parts), *packed_s])
-    shown_s = np.array(
-        [*(seconds * exposed_s[number] / length_s[number] for _, seconds, number in parts), *packed_s]
-    )
+    shown_s = np.array([*(seconds * exposed_s[number] / length_s[number] for _, seconds, number in parts), *packed_s])
     makers = [maker for maker, _ in graph.maker]
     needed_s = [
         min((float(begin_s[reader]) for reader in _readers(graph, uses)), default=step_time_s) for uses in graph.uses

@@ -28,8 +28,8 @@ import numpy as np
 
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
-from costmodels.sharding.fusion import LAUNCH_S, traffic_of, unfused
-from costmodels.sharding.graph import CONSTANT, INPUT, STATE, Graph, Use
+from costmodels.sharding.fusion import LAUNCH_S, lifetimes, traffic_of, unfused
+from costmodels.sharding.graph import CONSTANT, STATE, Graph, Use
 from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, Move, local_share, moves
 from hardware.arrays import FloatArray, IntArray
@@ -351,31 +351,6 @@ class Roofline:
 def _compute_s(plan: Plan) -> FloatArray:
     roofline = Roofline(plan.graph, plan.mesh)
     return np.array([roofline.seconds(number, served) for number, served in enumerate(plan.served.tolist())])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lifetime:
-    """First and last operator during which a tensor stays in memory."""
-
-    first: int
-    last: int
-
-
-def lifetimes(graph: Graph) -> tuple[Lifetime | None, ...]:
-    """Return the lifetime of each tensor; None for the updated value of a state, which overwrites the state."""
-    kept = {op.operands[0] for op in graph.ops if op.primitive == STATE and op.operands}
-    found: list[Lifetime | None] = []
-    for tensor, uses in enumerate(graph.uses):
-        maker, _ = graph.maker[tensor]
-        # States and inputs occupy memory during the whole step.
-        if graph.ops[maker].primitive in (STATE, INPUT):
-            found.append(Lifetime(first=0, last=len(graph.ops) - 1))
-        elif tensor in kept:
-            found.append(None)
-        else:
-            # Reads by an earlier operator (`is_back`) belong to the next iteration and do not extend the lifetime.
-            found.append(Lifetime(first=maker, last=max((use.op for use in uses if not use.is_back), default=maker)))
-    return tuple(found)
 
 
 def live_bytes(plan: Plan) -> FloatArray:

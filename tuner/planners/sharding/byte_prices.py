@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.fusion import Lifetime, lifetimes
 from costmodels.sharding.graph import CONSTANT, Graph
 from costmodels.sharding.layouts import REPLICATED
-from costmodels.sharding.plan import Lifetime, lifetimes
 from tuner.planners.engine.elimination import Table
 
 BytePrices = Mapping[int, float]

@@ -24,18 +24,11 @@ import numpy as np
 from scipy.sparse import coo_array
 
 from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.fusion import lifetimes
 from costmodels.sharding.graph import CONSTANT, STATE, Graph
 from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import Layout, local_share, moves
-from costmodels.sharding.plan import (
-    NONE,
-    MoveTimes,
-    Roofline,
-    lifetimes,
-    reduce_partial_sums,
-    wanted_layout,
-    written_layout,
-)
+from costmodels.sharding.plan import NONE, MoveTimes, Roofline, reduce_partial_sums, wanted_layout, written_layout
 from hardware.arrays import FloatArray
 from tuner.planners.sharding.sharding_terms import Row
 

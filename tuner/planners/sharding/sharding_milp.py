@@ -28,6 +28,7 @@ from typing import TypeVar
 import numpy as np
 
 from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.fusion import lifetimes
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Op
 from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, local_share, moves
@@ -38,7 +39,6 @@ from costmodels.sharding.plan import (
     Roofline,
     can_cut,
     cost_of,
-    lifetimes,
     reduce_partial_sums,
     wanted_layout,
     written_layout,
