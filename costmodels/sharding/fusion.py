@@ -23,13 +23,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from costmodels.sharding.graph import CONSTANT, INPUT, STATE, FusionKind, Graph, Op
+from costmodels.sharding.graph import CONSTANT, STATE, FusionKind, Graph, Op
 
 INLINED = (FusionKind.LOOP, FusionKind.PICK)
 """Operators whose results a reader can compute by itself."""
 INLINING = (*INLINED, FusionKind.SUM)
 """Operators that can compute what they read by themselves."""
 
+
+COSTLY = frozenset(
+    "tanh exp exp2 expm1 log log1p logistic erf erf_inv erfc pow sin cos tan rsqrt sqrt cbrt div rem atan2".split()
+)
+"""Primitives whose arithmetic takes longer than to read their result."""
+
+MOST_READ = 16
+"""Most tensors that a kernel reads to compute another one anew (assumed)."""
 
 LAUNCH_S = 1e-6
 """Time between two kernels of a compiled program [s] (`kKernelLaunchOverhead` of openxla/xla,
@@ -129,34 +137,71 @@ class _Fusion:
         """Return the lifetime of each tensor that takes memory."""
         graph, end = self.graph, len(self.graph.ops) - 1
         updated = {op.operands[0] for op in graph.ops if op.primitive == STATE and op.operands}
-        ends: dict[int, int] = {}
-        for number, kernel in enumerate(self.kernel):
-            ends[kernel] = number
-        # A tensor lives from its kernel, or from its first reader in another one, to the last kernel that reads it or
-        # a view of it.
+        is_stored = [
+            self.shown[tensor] == tensor and tensor not in updated and self._is_stored(maker, tensor)
+            for tensor, maker in enumerate(self.makers)
+        ]
+        read_by = self._read_by(is_stored)
+        ends = {kernel: number for number, kernel in enumerate(self.kernel)}
         found: list[Lifetime | None] = []
         for tensor, maker in enumerate(self.makers):
-            op = graph.ops[maker]
-            if self.shown[tensor] != tensor or tensor in updated:
+            if not is_stored[tensor]:
                 found.append(None)
-            elif op.primitive in (STATE, INPUT):
+            elif graph.ops[maker].begins:
                 found.append(Lifetime(first=0, last=end))
-            elif not self._is_stored(maker, op, tensor):
-                found.append(None)
             else:
-                readers = [reader for reader in self.readers[tensor] if reader > maker]
+                # A tensor lives from its kernel, or from its first reader in another one, to the last kernel.
                 runs = ends[self.kernel[maker]]
-                first = min([runs, *(reader for reader in readers if self.kernel[reader] != self.kernel[maker])])
-                last = max((ends[self.kernel[reader]] for reader in readers), default=first)
+                others = [reader for reader in self.readers[tensor] if self.kernel[reader] != self.kernel[maker]]
+                first = min(runs, *(reader for reader in others if reader > maker), runs)
+                last = max((ends[kernel] for kernel in read_by[tensor]), default=first)
                 found.append(Lifetime(first=first, last=max(first, last)))
         return tuple(found)
 
-    def _is_stored(self, maker: int, op: Op, tensor: int) -> bool:
+    def _is_stored(self, maker: int, tensor: int) -> bool:
         """Return whether a kernel writes a tensor to memory."""
+        op = self.graph.ops[maker]
         if op.primitive == CONSTANT:
             return any(self.graph.ops[reader].fusion not in INLINING for reader in self.readers[tensor])
         is_inside = all(self._joins(maker, reader) for reader in self.readers[tensor]) and not self.is_kept[tensor]
         return not (is_inside and op.fusion in INLINED)
+
+    def _read_by(self, is_stored: list[bool]) -> list[set[int]]:
+        """Return the kernels that read each tensor, and change `is_stored` for those that they compute anew.
+
+        A kernel computes what it could read, if all others that want it can, too, and if fewer bytes move so.
+        """
+        read_by: list[set[int]] = [set() for _ in self.num_bytes]
+        for number, op in enumerate(self.graph.ops):
+            if op.fusion is not FusionKind.VIEW:
+                for tensor in op.operands:
+                    if self.makers[tensor] < number and not self._joins(self.makers[tensor], number):
+                        read_by[self.shown[tensor]].add(self.kernel[number])
+        # What a kernel would have to read to compute a tensor.
+        constants = [op.results[0] for op in self.graph.ops if op.primitive == CONSTANT]
+        needed = {tensor: frozenset[int]() for tensor in constants}
+        for number, op in enumerate(self.graph.ops):
+            if op.fusion not in INLINED:
+                continue
+            tensor = op.results[0]
+            shown = [self.shown[operand] for operand in op.operands]
+            if op.primitive in COSTLY or any(each not in needed and not is_stored[each] for each in shown):
+                continue
+            own = frozenset[int]().union(*({each} if is_stored[each] else needed[each] for each in shown))
+            if len(own) > MOST_READ:
+                continue
+            needed[tensor] = own
+            readers = self.readers[tensor]
+            if not is_stored[tensor] or self.is_kept[tensor] or not readers:
+                continue
+            if not all(reader > number and self._can_join(number, reader) for reader in readers):
+                continue
+            more = sum(self.num_bytes[each] * len(read_by[tensor] - read_by[each]) for each in own)
+            if more < self.num_bytes[tensor] * (1 + len(read_by[tensor])):
+                is_stored[tensor] = False
+                for each in own:
+                    read_by[each] |= read_by[tensor]
+        return read_by
 
     def _levels(self) -> list[int]:
         """Return the number of kernels before each operator."""
