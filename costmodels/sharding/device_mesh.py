@@ -57,6 +57,11 @@ class DeviceMesh:
         return ",".join(f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True))
 
     @cached_property
+    def has_processors(self) -> bool:
+        """Whether some devices are cores of a host's processor."""
+        return any(device.is_processor for device in self.cluster.devices)
+
+    @cached_property
     def memory_bandwidth_bytes_per_s(self) -> float:
         """Memory bandwidth of the slowest device [bytes/s]."""
         return min(device.memory_bandwidth_bytes_per_s for device in self.cluster.devices)

@@ -20,9 +20,12 @@ reading them; a rule for that came closer to the traffic of its kernels on no pr
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, STATE, FusionKind, Graph, Op
 
 INLINED = (FusionKind.LOOP, FusionKind.PICK)
@@ -32,11 +35,13 @@ INLINING = (*INLINED, FusionKind.SUM)
 
 
 COSTLY = frozenset(
-    "tanh exp exp2 expm1 log log1p logistic erf erf_inv erfc pow sin cos tan rsqrt sqrt cbrt div rem atan2".split()
+    """
+    tanh expm1 log log1p logistic erf erf_inv erfc pow sin cos tan rsqrt sqrt cbrt div rem atan2
+    """.split()  # noqa: SIM905  # a line for each name would hide what follows
 )
 """Primitives whose arithmetic takes longer than to read their result."""
 
-MOST_READ = 16
+MOST_READ = 4
 """Most tensors that a kernel reads to compute another one anew (assumed)."""
 
 LAUNCH_S = 1e-6
@@ -77,6 +82,11 @@ class Lifetime:
 
     first: int
     last: int
+
+
+def fused_on(graph: Graph, mesh: DeviceMesh) -> Graph:
+    """Return a graph as it is fused on the devices of a mesh: on processors, XLA fuses less, and here nothing."""
+    return unfused(graph) if mesh.has_processors else graph
 
 
 @lru_cache(maxsize=8)
@@ -141,7 +151,8 @@ class _Fusion:
             self.shown[tensor] == tensor and tensor not in updated and self._is_stored(maker, tensor)
             for tensor, maker in enumerate(self.makers)
         ]
-        read_by = self._read_by(is_stored)
+        read_by = self._read_by()
+        self._make_anew(is_stored, read_by)
         ends = {kernel: number for number, kernel in enumerate(self.kernel)}
         found: list[Lifetime | None] = []
         for tensor, maker in enumerate(self.makers):
@@ -156,6 +167,13 @@ class _Fusion:
                 first = min(runs, *(reader for reader in others if reader > maker), runs)
                 last = max((ends[kernel] for kernel in read_by[tensor]), default=first)
                 found.append(Lifetime(first=first, last=max(first, last)))
+        for number, op in enumerate(graph.ops):
+            target = found[self.shown[op.operands[0]]] if op.fusion is FusionKind.PUT else None
+            # An update in place takes over the memory of what nobody reads any more.
+            maker = self.makers[op.operands[0]] if op.operands else number
+            if target is not None and target.last == number and not graph.ops[maker].begins:
+                is_new = graph.ops[maker].primitive == CONSTANT or target.first == number
+                found[self.shown[op.operands[0]]] = None if is_new else replace(target, last=number - 1)
         return tuple(found)
 
     def _is_stored(self, maker: int, tensor: int) -> bool:
@@ -166,42 +184,52 @@ class _Fusion:
         is_inside = all(self._joins(maker, reader) for reader in self.readers[tensor]) and not self.is_kept[tensor]
         return not (is_inside and op.fusion in INLINED)
 
-    def _read_by(self, is_stored: list[bool]) -> list[set[int]]:
-        """Return the kernels that read each tensor, and change `is_stored` for those that they compute anew.
+    def _read_by(self) -> list[set[int]]:
+        """Return the kernels that read each tensor."""
+        found: list[set[int]] = [set() for _ in self.num_bytes]
+        for number, op in enumerate(self.graph.ops):
+            for tensor in op.operands if op.fusion is not FusionKind.VIEW else ():
+                if self.makers[tensor] < number and not self._joins(self.makers[tensor], number):
+                    found[self.shown[tensor]].add(self.kernel[number])
+        return found
 
-        A kernel computes what it could read, if all others that want it can, too, and if fewer bytes move so.
+    def _make_anew(self, is_stored: list[bool], read_by: list[set[int]]) -> None:
+        """Strike out the tensors that kernels compute anew, and let these kernels read what that needs.
+
+        Those are tensors that all their readers can compute, where fewer bytes move so.
         """
-        read_by: list[set[int]] = [set() for _ in self.num_bytes]
+        # What a kernel would have to read to compute a tensor, and how many bytes of it.
+        needed: dict[int, dict[int, float]] = {op.results[0]: {} for op in self.graph.ops if op.primitive == CONSTANT}
         for number, op in enumerate(self.graph.ops):
-            if op.fusion is not FusionKind.VIEW:
-                for tensor in op.operands:
-                    if self.makers[tensor] < number and not self._joins(self.makers[tensor], number):
-                        read_by[self.shown[tensor]].add(self.kernel[number])
-        # What a kernel would have to read to compute a tensor.
-        constants = [op.results[0] for op in self.graph.ops if op.primitive == CONSTANT]
-        needed = {tensor: frozenset[int]() for tensor in constants}
-        for number, op in enumerate(self.graph.ops):
-            if op.fusion not in INLINED:
+            own = self._needed(op, is_stored, needed)
+            if own is None:
                 continue
             tensor = op.results[0]
-            shown = [self.shown[operand] for operand in op.operands]
-            if op.primitive in COSTLY or any(each not in needed and not is_stored[each] for each in shown):
-                continue
-            own = frozenset[int]().union(*({each} if is_stored[each] else needed[each] for each in shown))
-            if len(own) > MOST_READ:
-                continue
             needed[tensor] = own
             readers = self.readers[tensor]
             if not is_stored[tensor] or self.is_kept[tensor] or not readers:
                 continue
-            if not all(reader > number and self._can_join(number, reader) for reader in readers):
-                continue
-            more = sum(self.num_bytes[each] * len(read_by[tensor] - read_by[each]) for each in own)
-            if more < self.num_bytes[tensor] * (1 + len(read_by[tensor])):
+            more = sum(num_bytes * len(read_by[tensor] - read_by[each]) for each, num_bytes in own.items())
+            is_less = more < self.num_bytes[tensor] * (1 + len(read_by[tensor]))
+            if is_less and all(reader > number and self._can_join(number, reader) for reader in readers):
                 is_stored[tensor] = False
                 for each in own:
                     read_by[each] |= read_by[tensor]
-        return read_by
+
+    def _needed(
+        self, op: Op, is_stored: Sequence[bool], needed: Mapping[int, Mapping[int, float]]
+    ) -> dict[int, float] | None:
+        """Return the bytes to read of each tensor to compute an operator's result; None where it is not computed anew."""
+        shown = [self.shown[operand] for operand in op.operands]
+        is_known = all(each in needed or is_stored[each] for each in shown)
+        if op.fusion not in INLINED or op.primitive in COSTLY or not is_known:
+            return None
+        found: dict[int, float] = {}
+        most = self.num_bytes[op.results[0]] if op.fusion is FusionKind.PICK else math.inf
+        for each in shown:
+            reads = {each: min(self.num_bytes[each], most)} if is_stored[each] else needed[each]
+            found |= {one: max(found.get(one, 0.0), num_bytes) for one, num_bytes in reads.items()}
+        return found if len(found) <= MOST_READ else None
 
     def _levels(self) -> list[int]:
         """Return the number of kernels before each operator."""

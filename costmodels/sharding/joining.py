@@ -28,10 +28,15 @@ MOST_BYTES = 30 * 2**20
 """Most bytes of the result of a joint collective."""
 
 JOINED = (OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER)
-"""Kinds of collectives that are joined."""
+"""Kinds of collectives that are joined; on processors, only the first."""
 
 FIRST = -(2**31)
 """Place of what follows no other collective."""
+
+
+def is_joined(kind: OpKind, mesh: DeviceMesh) -> bool:
+    """Return whether a compiler joins collectives of a kind on the devices of a mesh."""
+    return kind in (JOINED[:1] if mesh.has_processors else JOINED)
 
 
 def packing_s(kind: OpKind, message_bytes: float, mesh: DeviceMesh) -> float:
@@ -40,7 +45,7 @@ def packing_s(kind: OpKind, message_bytes: float, mesh: DeviceMesh) -> float:
     Joint sums are read and written once before and once after; each part of them takes one more kernel. On processors,
     XLA joins them where they are.
     """
-    if kind is not OpKind.ALL_REDUCE or any(device.is_processor for device in mesh.cluster.devices):
+    if kind is not OpKind.ALL_REDUCE or mesh.has_processors:
         return 0.0
     return LAUNCH_S + 4 * message_bytes / mesh.memory_bandwidth_bytes_per_s
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
-from costmodels.sharding.joining import JOINED, MOST_BYTES, packing_s
+from costmodels.sharding.joining import MOST_BYTES, is_joined, packing_s
 
 REPLICATED, PARTIAL = -1, -2
 
@@ -48,7 +48,7 @@ class Move:
             mesh: Mesh of devices.
             latency_share: Part of the latency that its tensor pays (`joining.latency_shares`).
         """
-        share = min(max(latency_share, self.message_bytes / MOST_BYTES), 1.0) if self.kind in JOINED else 1.0
+        share = min(max(latency_share, self.message_bytes / MOST_BYTES), 1.0) if is_joined(self.kind, mesh) else 1.0
         found = mesh.seconds(self.kind, self.message_bytes, self.axes, share)
         return found + (packing_s(self.kind, self.message_bytes, mesh) if found and share < 1 else 0.0)
 

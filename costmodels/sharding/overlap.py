@@ -22,7 +22,7 @@ import numpy as np
 from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Use
-from costmodels.sharding.joining import FIRST, JOINED, joint_messages, packing_s
+from costmodels.sharding.joining import FIRST, is_joined, joint_messages, packing_s
 from costmodels.sharding.layouts import Layout, Move, moves
 from costmodels.sharding.plan import Plan, PlanCost
 from hardware.arrays import FloatArray, IntArray
@@ -89,7 +89,7 @@ class _Send:
 
 def overlaps(graph: Graph, mesh: DeviceMesh) -> bool:
     """Return whether XLA overlaps a graph on the devices of a mesh: that of a JAX program, on accelerators."""
-    return graph.is_fused and not any(device.is_processor for device in mesh.cluster.devices)
+    return graph.is_fused and not mesh.has_processors
 
 
 def timeline_of(plan: Plan, cost: PlanCost) -> Timeline:
@@ -245,7 +245,7 @@ class _Program:
             return [None] * len(self.sends)
         return [
             (each.move.kind, each.move.axes, self.graph.tensors[each.tensor].element_bytes, each.times)
-            if each.move.kind in JOINED
+            if is_joined(each.move.kind, self.plan.mesh)
             else None
             for each in self.sends
         ]

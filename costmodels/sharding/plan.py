@@ -28,7 +28,7 @@ import numpy as np
 
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
-from costmodels.sharding.fusion import LAUNCH_S, lifetimes, traffic_of, unfused
+from costmodels.sharding.fusion import LAUNCH_S, fused_on, lifetimes, traffic_of
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Use
 from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, Move, local_share, moves
@@ -321,9 +321,8 @@ class Roofline:
     def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
         devices = mesh.cluster.devices
         self.graph, self.sizes = graph, mesh.sizes
-        # XLA fuses less on processors, whose elementwise operators also take longer than their traffic.
-        is_fused = not any(device.is_processor for device in devices)
-        self.traffic = traffic_of(graph if is_fused else unfused(graph))
+        # Elementwise operators of processors also take longer than their traffic.
+        self.traffic = traffic_of(fused_on(graph, mesh))
         self.bandwidth = mesh.memory_bandwidth_bytes_per_s
         self.speed = {
             precision: min(device.peak_flop_per_s(precision) for device in devices)
@@ -365,7 +364,7 @@ def live_bytes(plan: Plan) -> FloatArray:
     # needs.
     change = np.zeros(len(graph.ops) + 1)
     own = np.zeros(len(graph.ops))
-    for tensor, (array, lifetime) in enumerate(zip(graph.tensors, lifetimes(graph), strict=True)):
+    for tensor, (array, lifetime) in enumerate(zip(graph.tensors, lifetimes(fused_on(graph, plan.mesh)), strict=True)):
         maker, slot = graph.maker[tensor]
         held_bytes = array.num_bytes * local_share(plan.layout(tensor), sizes)
         if lifetime is not None:

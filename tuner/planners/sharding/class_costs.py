@@ -24,7 +24,7 @@ import numpy as np
 from scipy.sparse import coo_array
 
 from costmodels.sharding.device_mesh import DeviceMesh
-from costmodels.sharding.fusion import lifetimes
+from costmodels.sharding.fusion import fused_on, lifetimes
 from costmodels.sharding.graph import CONSTANT, STATE, Graph
 from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import Layout, local_share, moves
@@ -319,7 +319,7 @@ class ClassCosts:
         at: list[int] = []
         of: list[int] = []
         signs: list[float] = []
-        for tensor, life in enumerate(lifetimes(self.graph)):
+        for tensor, life in enumerate(lifetimes(fused_on(self.graph, self.mesh))):
             if life is not None:
                 at += [life.first, life.last + 1]
                 of += [tensor, tensor]

@@ -28,7 +28,7 @@ from typing import TypeVar
 import numpy as np
 
 from costmodels.sharding.device_mesh import DeviceMesh
-from costmodels.sharding.fusion import lifetimes
+from costmodels.sharding.fusion import fused_on, lifetimes
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Op
 from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, local_share, moves
@@ -153,7 +153,7 @@ class _ShardingProgram:
         self.x: list[list[int]] = []
         self.move_s = MoveTimes(mesh)
         self.shares = latency_shares(graph)
-        self.lifetimes = lifetimes(graph)
+        self.lifetimes = lifetimes(fused_on(graph, mesh))
         self.changes: list[Terms] = [[] for _ in (*graph.ops, None)]
         self.unit_s = 1.0
         self._choices(allowed)

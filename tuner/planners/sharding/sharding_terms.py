@@ -155,7 +155,7 @@ class ShardingTerms:
         found = copy(self)
         found.byte_s = byte_s
         found._tables = dict(self._tables)
-        prices = tensor_prices(self.graph, byte_s)
+        prices = tensor_prices(self.graph, self.mesh, byte_s)
         found._kinds = [replace(kind, price=price) for kind, price in zip(self._kinds, prices, strict=True)]
         found._parts = [part for tensor in range(len(prices)) for part in found._parts_of(tensor)]
         return found
