@@ -219,7 +219,7 @@ class _Fusion:
     def _needed(
         self, op: Op, is_stored: Sequence[bool], needed: Mapping[int, Mapping[int, float]]
     ) -> dict[int, float] | None:
-        """Return the bytes to read of each tensor to compute an operator's result; None where it is not computed anew."""
+        """Return the bytes to read of each tensor for an operator's result; None where it is not computed anew."""
         shown = [self.shown[operand] for operand in op.operands]
         is_known = all(each in needed or is_stored[each] for each in shown)
         if op.fusion not in INLINED or op.primitive in COSTLY or not is_known:
