@@ -1,9 +1,10 @@
-"""Collectives that a compiler joins to one message, as XLA does, and what each then pays of the latency.
+"""Collectives that are joined to one message, as XLA and torch's buckets do, and what each then pays of the latency.
 
 XLA joins collectives of one kind among the same devices of which none depends on another, up to a size of the result
 (openxla/xla, `xla/service/collective_combiner_utils.h`; the size is `kDefaultAllReduceCombineThreshold` and its like in
 `xla/backends/gpu/transforms/collectives/`). A joint message pays its latency once. Sums are copied into one array and
-out of it (`xla_gpu_all_reduce_contiguous`), others are sent from where they are. Two rules say which these are:
+out of it (`xla_gpu_all_reduce_contiguous`), others are sent from where they are. A planned torch module joins sums that
+nothing reads yet, such as gradients, in buckets (`exports/torch_buckets.py`). Two rules say which these are:
 
     under a plan     Collectives at the same place in the order of dependences are joined (`joint_messages`). Those that
                      follow no other are at the first place, and the others at their distance from the end. A timeline
@@ -25,7 +26,7 @@ from costmodels.sharding.fusion import LAUNCH_S
 from costmodels.sharding.graph import CONSTANT, Graph, Op
 
 MOST_BYTES = 30 * 2**20
-"""Most bytes of the result of a joint collective."""
+"""Most bytes of the result of a joint collective, and of a bucket."""
 
 JOINED = (OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER)
 """Kinds of collectives that are joined; on processors, only the first."""
@@ -34,16 +35,18 @@ FIRST = -(2**31)
 """Place of what follows no other collective."""
 
 
-def is_joined(kind: OpKind, mesh: DeviceMesh) -> bool:
-    """Return whether a compiler joins collectives of a kind on the devices of a mesh."""
-    return kind in (JOINED[:1] if mesh.has_processors else JOINED)
+def joined_kinds(graph: Graph, mesh: DeviceMesh) -> tuple[OpKind, ...]:
+    """Return the kinds of collectives that are joined in a program on the devices of a mesh."""
+    if graph.is_fused:
+        return JOINED[:1] if mesh.has_processors else JOINED
+    return JOINED[:1] if graph.is_bucketed else ()
 
 
 def packing_s(kind: OpKind, message_bytes: float, mesh: DeviceMesh) -> float:
     """Return the time in which kernels bring a message into a joint one, and out of it again [s].
 
     Joint sums are read and written once before and once after; each part of them takes one more kernel. On processors,
-    XLA joins them where they are.
+    XLA joins them where they are, and what torch copies is not counted.
     """
     if kind is not OpKind.ALL_REDUCE or mesh.has_processors:
         return 0.0
@@ -89,7 +92,7 @@ def latency_shares(graph: Graph) -> tuple[float, ...]:
     as no arithmetic follows, such as gradients. Each pays for its part of their bytes, and for its part of a message of
     MOST_BYTES if that is more (`Move.seconds`).
     """
-    if not graph.is_fused:
+    if not (graph.is_fused or graph.is_bucketed):
         return (1.0,) * len(graph.tensors)
     ops, makers = graph.ops, [maker for maker, _ in graph.maker]
     level, computes_before = [0] * len(ops), [False] * len(ops)
@@ -111,7 +114,7 @@ def latency_shares(graph: Graph) -> tuple[float, ...]:
             continue
         if not computes_after[each]:
             place = ("end", height[each])
-        elif _may_be_partial(op) or not computes_before[each]:
+        elif graph.is_fused and (_may_be_partial(op) or not computes_before[each]):
             place = ("start", level[each])
         else:
             place = ("alone", tensor)

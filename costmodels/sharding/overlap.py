@@ -22,7 +22,7 @@ import numpy as np
 from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Use
-from costmodels.sharding.joining import FIRST, is_joined, joint_messages, packing_s
+from costmodels.sharding.joining import FIRST, joined_kinds, joint_messages, packing_s
 from costmodels.sharding.layouts import Layout, Move, moves
 from costmodels.sharding.plan import Plan, PlanCost
 from hardware.arrays import FloatArray, IntArray
@@ -241,11 +241,10 @@ class _Program:
 
     def _keys(self) -> list[Hashable]:
         """Return what equals in collectives that are joined, for each of them; None where nothing is joined."""
-        if not self.graph.is_fused:
-            return [None] * len(self.sends)
+        joined = joined_kinds(self.graph, self.plan.mesh)
         return [
             (each.move.kind, each.move.axes, self.graph.tensors[each.tensor].element_bytes, each.times)
-            if is_joined(each.move.kind, self.plan.mesh)
+            if each.move.kind in joined
             else None
             for each in self.sends
         ]

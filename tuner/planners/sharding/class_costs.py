@@ -122,7 +122,7 @@ class ClassCosts:
         self.graph, self.mesh = graph, mesh
         self._classes = classes
         self._roofline = Roofline(graph, mesh)
-        self._move_s = MoveTimes(mesh)
+        self._move_s = MoveTimes(graph, mesh)
         self._terms: list[_Term] = []
         self._add_operators()
         first_tensor_term = len(self._terms)

@@ -151,7 +151,7 @@ class _ShardingProgram:
         self.program = MixedInteger()
         self.choices: list[tuple[Row, ...]] = []
         self.x: list[list[int]] = []
-        self.move_s = MoveTimes(mesh)
+        self.move_s = MoveTimes(graph, mesh)
         self.shares = latency_shares(graph)
         self.lifetimes = lifetimes(fused_on(graph, mesh))
         self.changes: list[Terms] = [[] for _ in (*graph.ops, None)]

@@ -148,7 +148,7 @@ class ShardingTerms:
         self._compute: dict[tuple[object, ...], Table] = {}
         self._layouts: dict[tuple[object, ...], tuple[Layout, ...]] = {}
         self._tables: dict[tuple[object, ...], Table] = {}
-        self._move_s = MoveTimes(mesh)
+        self._move_s = MoveTimes(graph, mesh)
 
     def with_prices(self, byte_s: BytePrices) -> ShardingTerms:
         """Return these tables with prices of the memory that a device holds; computed tables are reused."""
