@@ -36,7 +36,7 @@ INLINING = (*INLINED, FusionKind.SUM)
 
 COSTLY = frozenset(
     """
-    tanh expm1 log log1p logistic erf erf_inv erfc pow sin cos tan rsqrt sqrt cbrt div rem atan2
+    tanh expm1 log log1p logistic erf erf_inv erfc pow sin cos tan cbrt atan2
     """.split()  # noqa: SIM905  # a line for each name would hide what follows
 )
 """Primitives whose arithmetic takes longer than to read their result."""
@@ -148,8 +148,9 @@ class _Fusion:
         graph, end = self.graph, len(self.graph.ops) - 1
         updated = {op.operands[0] for op in graph.ops if op.primitive == STATE and op.operands}
         is_stored = [
-            self.shown[tensor] == tensor and tensor not in updated and self._is_stored(maker, tensor)
-            for tensor, maker in enumerate(self.makers)
+            graph.ops[maker].begins
+            or (self.shown[tensor] == tensor and tensor not in updated and self._is_stored(maker, tensor))
+            for tensor, maker in enumerate(graph.maker[tensor][0] for tensor in range(len(graph.tensors)))
         ]
         read_by = self._read_by()
         self._make_anew(is_stored, read_by)
