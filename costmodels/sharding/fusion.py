@@ -12,10 +12,13 @@ goes through memory. Which tensors these are is decided for the whole graph, bef
     views       A transposition or a reshape is a way of reading, and moves nothing.
     places      A gather reads as much of its table as it returns, and an update in place writes as much as it is given.
     launches    The last operator of a kernel that moves anything pays for the kernel's launch.
+    memory      What never leaves a kernel and what is a view takes none, nor does what an update in place takes over.
+                What all its readers can compute cheaply is not kept for them, if fewer bytes move so.
 
 Products, sorts, scans and all else are kernels of their own. Sources: the fusible operators and the order of XLA's
 priority fusion (openxla/xla, `xla/backends/gpu/transforms/priority_fusion.h`). XLA computes some values anew instead of
-reading them; a rule for that came closer to the traffic of its kernels on no program but one (docs/sharding-plans.md).
+reading them. For memory that counts; in the traffic of its kernels it came closer on no program but one
+(docs/sharding-plans.md).
 """
 
 from __future__ import annotations
@@ -150,7 +153,7 @@ class _Fusion:
         is_stored = [
             graph.ops[maker].begins
             or (self.shown[tensor] == tensor and tensor not in updated and self._is_stored(maker, tensor))
-            for tensor, maker in enumerate(graph.maker[tensor][0] for tensor in range(len(graph.tensors)))
+            for tensor, (maker, _) in enumerate(graph.maker)
         ]
         read_by = self._read_by()
         self._make_anew(is_stored, read_by)
@@ -159,13 +162,13 @@ class _Fusion:
         for tensor, maker in enumerate(self.makers):
             if not is_stored[tensor]:
                 found.append(None)
-            elif graph.ops[maker].begins:
+            elif graph.ops[maker].begins:  # all step long
                 found.append(Lifetime(first=0, last=end))
             else:
                 # A tensor lives from its kernel, or from its first reader in another one, to the last kernel.
                 runs = ends[self.kernel[maker]]
-                others = [reader for reader in self.readers[tensor] if self.kernel[reader] != self.kernel[maker]]
-                first = min(runs, *(reader for reader in others if reader > maker), runs)
+                others = [each for each in self.readers[tensor] if self.kernel[each] != self.kernel[maker]]
+                first = min([runs, *(reader for reader in others if reader > maker)])
                 last = max((ends[kernel] for kernel in read_by[tensor]), default=first)
                 found.append(Lifetime(first=first, last=max(first, last)))
         for number, op in enumerate(graph.ops):
@@ -180,7 +183,7 @@ class _Fusion:
     def _is_stored(self, maker: int, tensor: int) -> bool:
         """Return whether a kernel writes a tensor to memory."""
         op = self.graph.ops[maker]
-        if op.primitive == CONSTANT:
+        if op.primitive == CONSTANT and self.readers[tensor]:
             return any(self.graph.ops[reader].fusion not in INLINING for reader in self.readers[tensor])
         is_inside = all(self._joins(maker, reader) for reader in self.readers[tensor]) and not self.is_kept[tensor]
         return not (is_inside and op.fusion in INLINED)
