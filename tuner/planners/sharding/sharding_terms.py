@@ -20,6 +20,7 @@ import numpy as np
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
 from costmodels.sharding.graph import CONSTANT, STATE, Graph
+from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout
 from costmodels.sharding.plan import NONE, MoveTimes, Plan, Roofline, wanted_layout, written_layout
 from hardware.arrays import FloatArray
@@ -69,6 +70,7 @@ class _Kind:
         times: Number of times that its partial sums are added up in a step.
         reads: Number of reads by each use, 0 for a constant; and whether the use reads a state in the backward pass,
             which gathers it again.
+        latency_share: Part of a collective's latency that it pays (`joining.latency_shares`).
         price: Price of a byte while a device holds it; None for no price.
         exposed: Share of its moves that is charged.
         share: Fraction of the cost that this table charges.
@@ -80,6 +82,7 @@ class _Kind:
     shape: tuple[int, ...]
     times: int
     reads: tuple[tuple[int, bool], ...]
+    latency_share: float
     price: TensorPrice | None = None
     exposed: float = 1.0
     share: float = 1.0
@@ -185,14 +188,14 @@ class ShardingTerms:
         self._tables: dict[tuple[int, ...], Table | None] = {}
         self._tables_by_layout: dict[tuple[object, ...], Table] = {}
         self._eliminated: Known = {}
-        self._move_s = MoveTimes(mesh)
-        self._pair_s: defaultdict[tuple[int, float], dict[int, float]] = defaultdict(dict)
+        self._move_s = MoveTimes(graph, mesh)
+        self._pair_s: defaultdict[tuple[int, float, float], dict[int, float]] = defaultdict(dict)
         self._charges: dict[tuple[Charge, int, int], tuple[float, ...] | None] = {}
         self._charged: dict[tuple[int, int, tuple[float, ...]], Table] = {}
 
     def with_prices(self, byte_s: BytePrices) -> ShardingTerms:
         """Return these tables with prices of the memory that a device holds; computed tables are reused."""
-        prices = tensor_prices(self.graph, byte_s)
+        prices = tensor_prices(self.graph, self.mesh, byte_s)
         found = self._with_kinds([replace(kind, price=price) for kind, price in zip(self._kinds, prices, strict=True)])
         found.byte_s = byte_s
         return found
@@ -423,6 +426,7 @@ class ShardingTerms:
                 (use.times if is_sent else 0, is_state and turn is not None and use.op >= turn)
                 for use in graph.uses[tensor]
             ),
+            latency_share=latency_shares(graph)[tensor],
         )
 
     def _parts_of(self, tensor: int) -> list[_Part]:
@@ -500,11 +504,11 @@ class ShardingTerms:
         radix = digits ** np.arange(num_axes)
         many = digits**num_axes
         pairs = ((before + 2) @ radix) * many + (after + 2) @ radix
-        known = self._pair_s[digits, kind.num_bytes]
+        known = self._pair_s[digits, kind.num_bytes, kind.latency_share]
         flat = pairs.ravel().tolist()
         for pair in set(flat).difference(known):
             old, new = (_digits(code, digits, num_axes) for code in divmod(pair, many))
-            known[pair] = self._move_s[old, new, kind.num_bytes]
+            known[pair] = self._move_s[old, new, kind.num_bytes, kind.latency_share]
         found: Table = np.array([known[pair] for pair in flat]).reshape(pairs.shape)
         return found
 
