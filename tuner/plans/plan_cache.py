@@ -28,6 +28,7 @@ from costmodels.job.layer_change import SHAPE
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
+from hardware.io.input_file import read_input
 from hardware.io.output_file import write_output
 from tuner.plans.layer_plans import LayerTask
 
@@ -36,6 +37,9 @@ VARIABLE, OFF = "MESHTUNE_CACHE", "off"
 
 SOURCES = ("hardware", "costmodels", "tuner/planners", "tuner/plans")
 """Folders whose code and tables make a plan what it is."""
+
+MOST_BYTES = 2**20
+"""Most bytes of a file, far above what a plan takes."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -75,12 +79,11 @@ class PlanCache:
             return None
         path = self._path_of(task)
         try:
-            kept = json.loads(path.read_bytes())
+            kept = json.loads(read_input(path, most_bytes=MOST_BYTES))
             found, digest = kept["found"], kept["digest"]
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self.notes.append(f"{path}: the kept plan cannot be read ({error.strerror}); its shape is planned anew")
+        except ConfigError as error:
+            if os.path.lexists(path):
+                self.notes.append(f"{path}: the kept plan {error.rule}; its shape is planned anew")
             return None
         except (ValueError, TypeError, KeyError):
             found, digest = None, ""

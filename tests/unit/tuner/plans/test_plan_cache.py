@@ -89,8 +89,20 @@ def test_a_folder_that_takes_nothing_is_named_once(file, folder, monkeypatch):
     _, made, notes = planned(file, monkeypatch)
 
     assert len(made) == NUM_SHAPES
-    assert len(notes) <= NUM_SHAPES + 1
-    assert any("plans cannot be kept there" in note for note in notes)
+    assert len(notes) == 1
+    assert "plans cannot be kept there" in notes[0]
+
+
+def test_what_is_no_file_is_named(file, folder, monkeypatch):
+    """A pipe in a file's place is not waited for, and the study is planned."""
+    planned(file, monkeypatch)
+    broken = sorted(folder.iterdir())[0]
+    broken.unlink()
+    os.mkfifo(broken)
+    _, made, notes = planned(file, monkeypatch)
+
+    assert len(made) == 1
+    assert notes[0].startswith(f"{broken}: the kept plan ")
 
 
 def test_the_key_is_of_all_that_a_plan_rests_on(file):

@@ -145,3 +145,21 @@ def test_with_pins_all_is_planned_first(tmp_path):
 
     assert len(prepared.problem.layer_plans) == NUM_SHAPES
     assert not prepared.is_left_to_plan
+
+
+def test_a_study_with_shapes_that_are_never_planned_goes_on(tmp_path):
+    """No plan by hand copies key heads to more ranks than there are heads; the study says so, and can be read again."""
+    space = "{pp: [1], tp: [2, 16], cp: [1], up: [1], mbs: [1]}"
+    text = planned_study_text(space=space, trial="{backend: simulated}")
+    (tmp_path / "study.yaml").write_text(text, encoding="utf-8")
+    for num_trials in (1, 2):
+        config = load_study(
+            tmp_path / "study.yaml",
+            storage=f"sqlite:///{tmp_path / 'meshtune.db'}",
+            overrides=[f"search.max_trials={num_trials}"],
+        )
+        prepared = prepare(config, StoredStudies(config.storage), runs=True)
+        result = run_study(prepared, executor=InProcessExecutor(backend=prepared.backend))
+
+        assert None in prepared.problem.layer_plans.values()
+        assert len(result.records) == num_trials
