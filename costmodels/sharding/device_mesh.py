@@ -56,18 +56,28 @@ class DeviceMesh:
         """Axes and their sizes as text, for example `data=2,model=4`."""
         return ",".join(f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True))
 
+    @cached_property
+    def has_processors(self) -> bool:
+        """Whether some devices are cores of a host's processor."""
+        return any(device.is_processor for device in self.cluster.devices)
+
+    @cached_property
+    def memory_bandwidth_bytes_per_s(self) -> float:
+        """Memory bandwidth of the slowest device [bytes/s]."""
+        return min(device.memory_bandwidth_bytes_per_s for device in self.cluster.devices)
+
     def size_along(self, axes: tuple[int, ...]) -> int:
         """Return the number of devices of a group along some axes."""
         return math.prod(self.sizes[axis] for axis in axes)
 
-    def seconds(self, kind: OpKind, message_bytes: float, axes: tuple[int, ...]) -> float:
-        """Return the time of one collective [s].
+    def seconds(self, kind: OpKind, message_bytes: float, axes: tuple[int, ...], latency_share: float = 1.0) -> float:
+        """Return the time of one collective, or of its part of a joint one that pays a share of the latency [s].
 
         Source of `message_bytes`: hardware/collectives.py defines the message of each kind.
         """
         if message_bytes <= 0 or self.size_along(axes) == 1:
             return 0.0
-        return min(base_s + s_per_byte * message_bytes for base_s, s_per_byte in self.lines(kind, axes))
+        return min(latency_share * base_s + s_per_byte * message_bytes for base_s, s_per_byte in self.lines(kind, axes))
 
     def lines(self, kind: OpKind, axes: tuple[int, ...]) -> Lines:
         """Return the time of one collective as lines in the size of its message."""

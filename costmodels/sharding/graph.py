@@ -157,6 +157,7 @@ class Graph:
         first_backward: Number of the first operator of the backward pass; None if the frontend did not mark it.
         sampled: Values that the program's code has read from its sample, each with where, in words; the step is another
             one for inputs with other values.
+        is_bucketed: Whether sums that no operator reads soon are added up together, as in a torch program.
     """
 
     name: str
@@ -165,6 +166,7 @@ class Graph:
     unknown: tuple[tuple[str, int], ...] = ()
     first_backward: int | None = None
     sampled: tuple[str, ...] = ()
+    is_bucketed: bool = False
 
     @cached_property
     def is_fused(self) -> bool:
@@ -213,12 +215,14 @@ class GraphBuilder:
         tensors: Tensors added so far.
         ops: Operators added so far.
         unknown: Number of occurrences of each primitive without a known rule; see Graph.
+        is_bucketed: Whether sums are added up together; see Graph.
     """
 
     name: str
     tensors: list[Tensor] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)
+    is_bucketed: bool = False
     _num_forward: int | None = None
     _states: dict[int, int] = field(default_factory=dict)
     _carries: dict[int, int] = field(default_factory=dict)
@@ -339,6 +343,7 @@ class GraphBuilder:
             unknown=tuple(sorted(self.unknown.items())),
             # `_num_forward` counts operators behind the sources, which now all stand in front.
             first_backward=None if self._num_forward is None else num_sources + self._num_forward,
+            is_bucketed=self.is_bucketed,
         )
         _check_order(graph)
         return graph

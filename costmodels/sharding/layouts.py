@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.joining import MOST_BYTES, packing_s
 
 REPLICATED, PARTIAL = -1, -2
 
@@ -40,9 +41,17 @@ class Move:
     axes: tuple[int, ...]
     message_bytes: float
 
-    def seconds(self, mesh: DeviceMesh) -> float:
-        """Return the time of this collective on a mesh [s]."""
-        return mesh.seconds(self.kind, self.message_bytes, self.axes)
+    def seconds(self, mesh: DeviceMesh, latency_share: float = 1.0, joined: Sequence[OpKind] = ()) -> float:
+        """Return the time of this collective on a mesh [s].
+
+        Args:
+            mesh: Mesh of devices.
+            latency_share: Part of the latency that its tensor pays (`joining.latency_shares`) if its kind is joined.
+            joined: Kinds of collectives that are joined (`joining.joined_kinds`).
+        """
+        share = min(max(latency_share, self.message_bytes / MOST_BYTES), 1.0) if self.kind in joined else 1.0
+        found = mesh.seconds(self.kind, self.message_bytes, self.axes, share)
+        return found + (packing_s(self.kind, self.message_bytes, mesh) if found and share < 1 else 0.0)
 
 
 def local_share(layout: Layout, sizes: Sequence[int]) -> float:

@@ -8,9 +8,11 @@ memory is gathered once in each pass. A partial sum is added up once. This is a 
 same dim sharded and the dim can be cut into so many equal parts; otherwise it is an all-reduce, after which a slice is
 free.
 
-Compute time follows the roofline model, with the traffic that remains where a compiler fuses operators (`fusion.py`).
+Compute time follows the roofline model, with the traffic and the launches that remain where a compiler fuses operators
+(`fusion.py`).
 Collectives run one after the other and never overlap with compute, so that plans are compared by everything they send;
-`overlap.py` has the timeline of a step with overlap. Sources: section 2.3 of ManuMatic (collectives, redistribution,
+those that a compiler joins pay their latency together (`joining.py`). `overlap.py` has the timeline of a step with
+overlap. Sources: section 2.3 of ManuMatic (collectives, redistribution,
 objective).
 """
 
@@ -20,14 +22,15 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
-from costmodels.sharding.fusion import traffic_of, unfused
-from costmodels.sharding.graph import CONSTANT, INPUT, STATE, Graph, Use
+from costmodels.sharding.fusion import LAUNCH_S, fused_on, lifetimes, traffic_of
+from costmodels.sharding.graph import CONSTANT, STATE, Graph, Use
+from costmodels.sharding.joining import joined_kinds, latency_shares
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, Move, local_share, moves
 from hardware.arrays import FloatArray, IntArray
 
@@ -78,11 +81,11 @@ class Plan:
 
     def wanted(self, op: int, operand: int) -> Layout:
         """Return the layout in which an operator reads an operand."""
-        return wanted_layout(self.graph.ops[op].rule, operand, self._rows[op])
+        return self._layouts_of_ops[op][0][operand]
 
     def written(self, op: int, result: int) -> Layout:
         """Return the layout in which an operator leaves a result."""
-        return written_layout(self.graph.ops[op].rule, result, self._rows[op])
+        return self._layouts_of_ops[op][1][result]
 
     def layout(self, tensor: int) -> Layout:
         """Return the layout of a tensor after its partial sums are added up."""
@@ -108,6 +111,13 @@ class Plan:
 
     def copies(self, tensor: int) -> tuple[Copy, ...]:
         """Return the copies of a tensor for readers that want another layout than its own."""
+        return self._copies[tensor]
+
+    @cached_property
+    def _copies(self) -> tuple[tuple[Copy, ...], ...]:
+        return tuple(self._find_copies(tensor) for tensor in range(len(self.graph.tensors)))
+
+    def _find_copies(self, tensor: int) -> tuple[Copy, ...]:
         maker, _ = self.graph.maker[tensor]
         is_state, turn = self.graph.ops[maker].primitive == STATE, self.graph.first_backward
         lies = self.layout(tensor)
@@ -122,9 +132,20 @@ class Plan:
         return tuple(Copy(layout=layout, uses=tuple(uses)) for (layout, _), uses in readers.items())
 
     @cached_property
-    def _rows(self) -> list[list[int]]:
-        rows: list[list[int]] = self.served.tolist()
-        return rows
+    def _layouts_of_ops(self) -> list[tuple[list[Layout], list[Layout]]]:
+        """Layouts in which each operator reads its operands and leaves its results [ops]."""
+        # Operators of repeated layers share their rule, and often their row.
+        known: dict[tuple[int, ...], tuple[list[Layout], list[Layout]]] = {}
+        found = []
+        for op, row in zip(self.graph.ops, self.served.tolist(), strict=True):
+            rule, key = op.rule, (id(op.rule), *row)
+            if key not in known:
+                known[key] = (
+                    [wanted_layout(rule, operand, row) for operand in range(len(op.operands))],
+                    [written_layout(rule, result, row) for result in range(len(op.results))],
+                )
+            found.append(known[key])
+        return found
 
     @cached_property
     def _settled(self) -> tuple[Layout, ...]:
@@ -144,7 +165,7 @@ class PlannedCollective:
         tensor: Number of the tensor that it moves.
         op: Number of the operator that needs it; for partial sums, the operator that wrote the tensor.
         move: Kind, axes and message of the collective.
-        seconds: Time of one execution [s].
+        seconds: Time of one execution, or of its part of a joint collective (`joining.latency_shares`) [s].
         times: Number of executions in a step.
     """
 
@@ -237,6 +258,11 @@ def cost_of(plan: Plan) -> PlanCost:
     )
 
 
+def step_time_of(plan: Plan) -> float:
+    """Return the step time of a plan, as in its cost, without a look at its memory [s]."""
+    return PlanCost(collectives=_collectives(plan), compute_s=_compute_s(plan), peak_memory_bytes=math.nan).step_time_s
+
+
 def violations(plan: Plan) -> tuple[str, ...]:
     """Return the reasons why a plan cannot run, one sentence each; empty for a valid plan."""
     found = []
@@ -266,13 +292,15 @@ def _collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
     found = []
     sizes = plan.mesh.sizes
     # Equal collectives recur in every layer, so each is priced once.
-    known: dict[Move, float] = {}
+    known: dict[tuple[Move, float], float] = {}
+    shares, joined = latency_shares(plan.graph), joined_kinds(plan.graph, plan.mesh)
 
     def add(tensor: int, op: int, changes: Sequence[Move], times: int) -> None:
         for move in changes:
-            if move not in known:
-                known[move] = move.seconds(plan.mesh)
-            found.append(PlannedCollective(tensor=tensor, op=op, move=move, seconds=known[move], times=times))
+            key = (move, shares[tensor])
+            if key not in known:
+                known[key] = move.seconds(plan.mesh, shares[tensor], joined)
+            found.append(PlannedCollective(tensor=tensor, op=op, move=move, seconds=known[key], times=times))
 
     for tensor, array in enumerate(plan.graph.tensors):
         maker, slot = plan.graph.maker[tensor]
@@ -286,24 +314,38 @@ def _collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
     return tuple(found)
 
 
-class MoveTimes(dict[tuple[Layout, Layout, float], float]):
-    """Times to move a tensor of a given size from one layout to another [s], each computed once."""
+class MoveTimes(dict[tuple[Layout, Layout, float, float], float]):
+    """Times to move a tensor of a given size and share of latency from one layout to another [s], each computed once.
 
-    def __init__(self, mesh: DeviceMesh) -> None:
-        """Start without any times on a mesh."""
-        self._mesh = mesh
+    The share is that of `costmodels.sharding.joining.latency_shares`.
+    """
 
-    def __missing__(self, key: tuple[Layout, Layout, float]) -> float:
-        """Compute and keep the time for the layouts before and after, and the bytes of the whole tensor."""
-        before, after, num_bytes = key
-        found = self[key] = sum(move.seconds(self._mesh) for move in moves(before, after, num_bytes, self._mesh.sizes))
+    def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
+        """Start without any times of a graph on a mesh."""
+        self._mesh, self._joined = mesh, joined_kinds(graph, mesh)
+
+    def __missing__(self, key: tuple[Layout, Layout, float, float]) -> float:
+        """Compute and keep the time for the layouts before and after, the bytes of the whole tensor, and the share."""
+        before, after, num_bytes, share = key
+        found = self[key] = sum(
+            Move(kind=move.kind, axes=move.axes, message_bytes=num_bytes * move.message_bytes).seconds(
+                self._mesh, share, self._joined
+            )
+            for move in _moves_of_byte(before, after, self._mesh.sizes)
+        )
         return found
+
+
+@lru_cache(maxsize=2**16)
+def _moves_of_byte(before: Layout, after: Layout, sizes: tuple[int, ...]) -> tuple[Move, ...]:
+    """Return the collectives for one byte of a tensor: tensors of all sizes need the same ones."""
+    return moves(before, after, 1.0, sizes)
 
 
 class Roofline:
     """Compute time of operators on the slowest device of a mesh.
 
-    An operator takes as long as its arithmetic or its memory traffic, whichever takes longer.
+    An operator takes as long as its arithmetic or its memory traffic, whichever takes longer, and a kernel's launch.
 
     Attributes:
         traffic: Bytes that each operator reads of its operands and writes of its results [ops].
@@ -312,10 +354,9 @@ class Roofline:
     def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
         devices = mesh.cluster.devices
         self.graph, self.sizes = graph, mesh.sizes
-        # XLA fuses less on processors, whose elementwise operators also take longer than their traffic.
-        is_fused = not any(device.is_processor for device in devices)
-        self.traffic = traffic_of(graph if is_fused else unfused(graph))
-        self.bandwidth = min(device.memory_bandwidth_bytes_per_s for device in devices)
+        # Elementwise operators of processors also take longer than their traffic.
+        self.traffic = traffic_of(fused_on(graph, mesh))
+        self.bandwidth = mesh.memory_bandwidth_bytes_per_s
         self.speed = {
             precision: min(device.peak_flop_per_s(precision) for device in devices)
             for precision in {op.precision for op in graph.ops if op.precision}
@@ -335,37 +376,13 @@ class Roofline:
         moved_bytes = sum(moved * local_share(layout, sizes) for moved, layout in layouts)
         # Every served factor divides the arithmetic, but only factors of a tensor divide its traffic.
         arithmetic_s = op.flop / ways / self.speed[op.precision] if op.precision else 0.0
-        return op.times * max(arithmetic_s, moved_bytes / self.bandwidth)
+        launch_s = self.traffic[number].launches * LAUNCH_S
+        return op.times * (max(arithmetic_s, moved_bytes / self.bandwidth) + launch_s)
 
 
 def _compute_s(plan: Plan) -> FloatArray:
     roofline = Roofline(plan.graph, plan.mesh)
     return np.array([roofline.seconds(number, served) for number, served in enumerate(plan.served.tolist())])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lifetime:
-    """First and last operator during which a tensor stays in memory."""
-
-    first: int
-    last: int
-
-
-def lifetimes(graph: Graph) -> tuple[Lifetime | None, ...]:
-    """Return the lifetime of each tensor; None for the updated value of a state, which overwrites the state."""
-    kept = {op.operands[0] for op in graph.ops if op.primitive == STATE and op.operands}
-    found: list[Lifetime | None] = []
-    for tensor, uses in enumerate(graph.uses):
-        maker, _ = graph.maker[tensor]
-        # States and inputs occupy memory during the whole step.
-        if graph.ops[maker].primitive in (STATE, INPUT):
-            found.append(Lifetime(first=0, last=len(graph.ops) - 1))
-        elif tensor in kept:
-            found.append(None)
-        else:
-            # Reads by an earlier operator (`is_back`) belong to the next iteration and do not extend the lifetime.
-            found.append(Lifetime(first=maker, last=max((use.op for use in uses if not use.is_back), default=maker)))
-    return tuple(found)
 
 
 def live_bytes(plan: Plan) -> FloatArray:
@@ -380,7 +397,7 @@ def live_bytes(plan: Plan) -> FloatArray:
     # needs.
     change = np.zeros(len(graph.ops) + 1)
     own = np.zeros(len(graph.ops))
-    for tensor, (array, lifetime) in enumerate(zip(graph.tensors, lifetimes(graph), strict=True)):
+    for tensor, (array, lifetime) in enumerate(zip(graph.tensors, lifetimes(fused_on(graph, plan.mesh)), strict=True)):
         maker, slot = graph.maker[tensor]
         held_bytes = array.num_bytes * local_share(plan.layout(tensor), sizes)
         if lifetime is not None:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.exports.jax_apply import on_mesh
+from costmodels.sharding.fusion import LAUNCH_S
 from costmodels.xla.compiler import OPTIONS, has_gpu_compiler
 from costmodels.xla.schedule import Kernel, Replayed, replayed, without_comments
 from costmodels.xla.target import target_of
@@ -111,9 +112,9 @@ class Judge:
         )
 
     def kernel_s(self, kernel: Kernel) -> float:
-        """Return the time of a kernel by the roofline of the device [s]."""
+        """Return the time of a kernel by the roofline of the device, and of its launch [s]."""
         arithmetic_s = kernel.flop / self.device.peak_flop_per_s(kernel.precision) if kernel.flop else 0.0
-        return max(kernel.num_bytes / self.device.memory_bandwidth_bytes_per_s, arithmetic_s)
+        return max(kernel.num_bytes / self.device.memory_bandwidth_bytes_per_s, arithmetic_s) + LAUNCH_S
 
 
 def judge_of(name: str, mesh: DeviceMesh) -> Judge:

@@ -153,7 +153,7 @@ class _Gain(_Form):
 
 class _Plans(_Form):
     changes: list[dict[str, Any]]
-    plans: dict[str, dict[str, Any]]
+    plans: dict[str, dict[str, Any] | None]
 
 
 class _OwnPlan(_Form):

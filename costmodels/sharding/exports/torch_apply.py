@@ -1,10 +1,11 @@
 """Application of a plan to a traced torch step: each rank computes its parts, with the plan's collectives in between.
 
 The operators of the trace run one after the other, each on this rank's parts, in the layout in which the plan serves it
-(`torch_local`). Where layouts differ, parts are moved (`torch_changes`). Views that were folded into an operator's rule
-are applied to its parts. Values that depend on no argument are computed whole on every rank, which keeps its part of
-them. This includes random numbers: all ranks draw the whole, from the state of the first rank's
-generator, so that they draw what a single process would.
+(`torch_local`). Where layouts differ, parts are moved (`torch_changes`). Sums that nothing reads yet, such as gradients,
+are added up in buckets (`torch_buckets`). Views that were folded into an operator's rule are applied to its parts.
+Values that depend on no argument are computed whole on every rank, which keeps its part of them. This includes random
+numbers: all ranks draw the whole, from the state of the first rank's generator, so that they draw what a single process
+would.
 
 What an operator leaves for the backward pass stays in the layout of the plan. Parts are freed after their last reader.
 """
@@ -20,6 +21,7 @@ from torch.distributed import device_mesh as torch_meshes
 from torch.distributed.tensor import DTensor
 from torch.fx import Node
 
+from costmodels.sharding.exports.torch_buckets import Buckets
 from costmodels.sharding.exports.torch_calls import local_shape
 from costmodels.sharding.exports.torch_kernels import Held, LocalKernel, localised
 from costmodels.sharding.exports.torch_local import REDUCED_BY
@@ -134,6 +136,7 @@ class LocalStep:
 
     def _run(self, held: dict[Held, Tensor], numbers: Iterable[int]) -> None:
         """Run a part of the step."""
+        buckets = Buckets(self.rank, held)
         for number in numbers:
             one = self._schedule.order[number]
             if isinstance(one, Node):
@@ -142,16 +145,17 @@ class LocalStep:
                 for value in self._schedule.forgotten.get(number, ()):
                     self._wholes.known.pop(value, None)
             else:
-                self._run_kernel(held, one)
+                self._run_kernel(held, buckets, one)
             for key in self._schedule.ends.get(number, ()):
                 held.pop(key, None)
             if number == self._schedule.boundary - 1:
                 # copies of parameters are made again in the backward pass
                 for key in [key for key in held if key[0] in self._schedule.states and key[1] != self.layout(key[0])]:
                     del held[key]
+        buckets.settle_all()
 
-    def _run_kernel(self, held: dict[Held, Tensor], one: LocalKernel) -> None:
-        """Compute this rank's parts of an operator's results, and add up partial sums."""
+    def _run_kernel(self, held: dict[Held, Tensor], buckets: Buckets, one: LocalKernel) -> None:
+        """Compute this rank's parts of an operator's results, and add up partial sums, or let them wait for others."""
         kernel, own = one.kernel, one.kernel.own_rule
         assert own is not None, "operators of a trace have rules of their own"
         operands = []
@@ -161,13 +165,14 @@ class LocalStep:
                 dtype = _dtype(self._flat.values[value].dtype)
                 operands.append(torch.empty(shape, dtype=dtype, device=self.rank.device))
                 continue
+            buckets.settle((value, self.layout(value)))
             part = self._taken(held, value, layout)
             operands.append(one.read(slot, part, self.rank) if slot < len(kernel.step.operands) else part)
         reduced_by = REDUCED_BY.get(kernel.step.primitive, "sum")
         for slot, (made, value) in enumerate(zip(one.run(operands, self.rank), kernel.step.results, strict=True)):
             part, left = one.written(slot, made, self.rank), one.result_layouts[slot][-1]
             key = (value, self.layout(value))
-            if key in self._schedule.last:
+            if key in self._schedule.last and not (reduced_by == "sum" and buckets.add(key, part, left, key[1])):
                 held[key] = self.rank.move(part, self._flat.values[value].shape, left, key[1], reduced_by=reduced_by)
 
     def _taken(self, held: dict[Held, Tensor], value: int | None, layout: Layout) -> Tensor:

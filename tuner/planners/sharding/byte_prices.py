@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.fusion import Lifetime, fused_on, lifetimes
 from costmodels.sharding.graph import CONSTANT, Graph
 from costmodels.sharding.layouts import REPLICATED
-from costmodels.sharding.plan import Lifetime, lifetimes
 from tuner.planners.engine.elimination import Table
 
 BytePrices = Mapping[int, float]
@@ -56,13 +56,14 @@ class TensorPrice:
     is_made_anew: bool
 
 
-def tensor_prices(graph: Graph, byte_s: BytePrices) -> tuple[TensorPrice | None, ...]:
-    """Return the price of each tensor; None for a tensor that costs nothing in any layout."""
+def tensor_prices(graph: Graph, mesh: DeviceMesh, byte_s: BytePrices) -> tuple[TensorPrice | None, ...]:
+    """Return the price of each tensor on a mesh; None for a tensor that costs nothing in any layout."""
     own_s = np.zeros(len(graph.ops))
     own_s[list(byte_s)] = list(byte_s.values())
     # Running sums of the prices give the price of any range of operators as a difference.
     until_s = np.concatenate(([0.0], np.cumsum(own_s)))
-    return tuple(_price(graph, tensor, lifetime, own_s, until_s) for tensor, lifetime in enumerate(lifetimes(graph)))
+    lives = lifetimes(fused_on(graph, mesh))
+    return tuple(_price(graph, tensor, lifetime, own_s, until_s) for tensor, lifetime in enumerate(lives))
 
 
 def _price(graph: Graph, tensor: int, lifetime: Lifetime | None, own_s: Table, until_s: Table) -> TensorPrice | None:

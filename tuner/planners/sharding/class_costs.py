@@ -24,17 +24,11 @@ import numpy as np
 from scipy.sparse import coo_array
 
 from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.fusion import fused_on, lifetimes
 from costmodels.sharding.graph import CONSTANT, STATE, Graph
+from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import Layout, local_share, moves
-from costmodels.sharding.plan import (
-    NONE,
-    MoveTimes,
-    Roofline,
-    lifetimes,
-    reduce_partial_sums,
-    wanted_layout,
-    written_layout,
-)
+from costmodels.sharding.plan import NONE, MoveTimes, Roofline, reduce_partial_sums, wanted_layout, written_layout
 from hardware.arrays import FloatArray
 from tuner.planners.sharding.sharding_terms import Row
 
@@ -128,7 +122,7 @@ class ClassCosts:
         self.graph, self.mesh = graph, mesh
         self._classes = classes
         self._roofline = Roofline(graph, mesh)
-        self._move_s = MoveTimes(mesh)
+        self._move_s = MoveTimes(graph, mesh)
         self._terms: list[_Term] = []
         self._add_operators()
         first_tensor_term = len(self._terms)
@@ -244,7 +238,7 @@ class ClassCosts:
         """Add a term for each group of tensors with the same makers, readers and size."""
         graph = self.graph
         alike: dict[Hashable, list[int]] = defaultdict(list)
-        turn = graph.first_backward
+        turn, shares = graph.first_backward, latency_shares(graph)
         for tensor, uses in enumerate(graph.uses):
             maker, slot = graph.maker[tensor]
             # Only states and constants are charged by rules of their own.
@@ -258,6 +252,7 @@ class ClassCosts:
                 graph.tensors[tensor].num_bytes,
                 graph.tensors[tensor].shape,
                 graph.sums[tensor],
+                shares[tensor],
                 tuple(
                     (
                         self._classes[use.op],
@@ -286,13 +281,13 @@ class ClassCosts:
         uses, num_bytes, shape = graph.uses[tensor], graph.tensors[tensor].num_bytes, graph.tensors[tensor].shape
         made_by, own = graph.ops[maker], self._classes[maker]
         is_constant, is_state = made_by.primitive == CONSTANT, made_by.primitive == STATE
-        turn, times = graph.first_backward, graph.sums[tensor]
+        turn, times, share = graph.first_backward, graph.sums[tensor], latency_shares(graph)[tensor]
 
         def charge(rows: dict[int, Row]) -> _Charge:
             written = written_layout(made_by.rule, slot, rows[own])
             wanted = [wanted_layout(graph.ops[use.op].rule, use.operand, rows[self._classes[use.op]]) for use in uses]
             lies = reduce_partial_sums(written, () if is_constant else list(dict.fromkeys(wanted)), shape, sizes)
-            seconds = times * self._move_s[written, lies, num_bytes]
+            seconds = times * self._move_s[written, lies, num_bytes, share]
             # Readers of one layout share a copy, but a state is gathered again in the backward pass.
             readers: dict[tuple[Layout, bool], list[int]] = defaultdict(list)
             for number, (use, layout) in enumerate(zip(uses, wanted, strict=True)):
@@ -301,7 +296,7 @@ class ClassCosts:
             copies = []
             for (layout, _), numbers in readers.items():
                 if not is_constant:
-                    seconds += uses[numbers[0]].times * self._move_s[lies, layout, num_bytes]
+                    seconds += uses[numbers[0]].times * self._move_s[lies, layout, num_bytes, share]
                 held = [number for number in numbers if not uses[number].is_back]
                 is_kept = not is_constant and bool(moves(lies, layout, num_bytes, sizes))
                 if not is_kept:
@@ -324,7 +319,7 @@ class ClassCosts:
         at: list[int] = []
         of: list[int] = []
         signs: list[float] = []
-        for tensor, life in enumerate(lifetimes(self.graph)):
+        for tensor, life in enumerate(lifetimes(fused_on(self.graph, self.mesh))):
             if life is not None:
                 at += [life.first, life.last + 1]
                 of += [tensor, tensor]

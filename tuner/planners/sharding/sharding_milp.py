@@ -28,7 +28,9 @@ from typing import TypeVar
 import numpy as np
 
 from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.fusion import fused_on, lifetimes
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Op
+from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, local_share, moves
 from costmodels.sharding.plan import (
     NONE,
@@ -37,7 +39,6 @@ from costmodels.sharding.plan import (
     Roofline,
     can_cut,
     cost_of,
-    lifetimes,
     reduce_partial_sums,
     wanted_layout,
     written_layout,
@@ -150,8 +151,9 @@ class _ShardingProgram:
         self.program = MixedInteger()
         self.choices: list[tuple[Row, ...]] = []
         self.x: list[list[int]] = []
-        self.move_s = MoveTimes(mesh)
-        self.lifetimes = lifetimes(graph)
+        self.move_s = MoveTimes(graph, mesh)
+        self.shares = latency_shares(graph)
+        self.lifetimes = lifetimes(fused_on(graph, mesh))
         self.changes: list[Terms] = [[] for _ in (*graph.ops, None)]
         self.unit_s = 1.0
         self._choices(allowed)
@@ -213,10 +215,10 @@ class _ShardingProgram:
         states, flows = self._flows(written, wanted, shape, is_constant=is_constant)
         if not is_constant:
             self._sums(states, wanted, shape)
-            times = self.graph.sums[tensor]
+            times, num_bytes, share = self.graph.sums[tensor], self.graph.tensors[tensor].num_bytes, self.shares[tensor]
             for state in states:
                 # Adding up partial sums is the move from the written layout to where the tensor lies.
-                seconds = times * self.move_s[state.written, state.lies, self.graph.tensors[tensor].num_bytes]
+                seconds = times * self.move_s[state.written, state.lies, num_bytes, share]
                 self._charge((var, factor * seconds) for var, factor in state.is_so)
             self._moves(tensor, flows)
         if self.memory_bytes is not None:
@@ -315,7 +317,7 @@ class _ShardingProgram:
             for flow in found:
                 by_move.setdefault((flow.lies, flow.wanted, again), {}).setdefault(use, []).append((flow.var, 1.0))
         for (lies, target, _), readers in by_move.items():
-            seconds = self.move_s[lies, target, self.graph.tensors[tensor].num_bytes]
+            seconds = self.move_s[lies, target, self.graph.tensors[tensor].num_bytes, self.shares[tensor]]
             if seconds <= 0:
                 continue
             often = {times[use] for use in readers}

@@ -57,7 +57,7 @@ def graph_of(program: Program, *, micro_batches: int = 1) -> Graph:
     """
     flat, outputs, kernels = flatten(program)
     arguments = range(len(program.arguments))
-    build = FlatBuilder(values=flat.values, builder=GraphBuilder(name=program.name))
+    build = FlatBuilder(values=flat.values, builder=GraphBuilder(name=program.name, is_bucketed=True))
     for number, argument in zip(arguments, program.arguments, strict=True):
         if flat.values[number].varies:
             build.source(INPUT if argument.kind == TensorKind.DATA and argument.after is None else STATE, number)

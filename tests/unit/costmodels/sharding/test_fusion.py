@@ -3,7 +3,7 @@
 from hypothesis import given
 
 from costmodels.sharding.dims import rule_of
-from costmodels.sharding.fusion import traffic_of
+from costmodels.sharding.fusion import Lifetime, lifetimes, traffic_of
 from costmodels.sharding.graph import INPUT, STATE, FusionKind, GraphBuilder, TensorKind
 from tests.support.graphs.random_graphs import graphs
 
@@ -52,6 +52,17 @@ class Steps:
             op.name: (sum(one.reads), sum(one.writes))
             for op, one in found
             if not op.is_source and (any(one.reads) or any(one.writes))
+        }
+
+    def lives(self):
+        """First and last operator of what takes memory, by the names of tensors and operators, without sources."""
+        graph = self.graph.done()
+        name = [op.name for op in graph.ops]
+        found = zip(graph.tensors, lifetimes(graph), strict=True)
+        return {
+            tensor.name: (name[life.first], name[life.last])
+            for tensor, life in found
+            if life is not None and not name.index(tensor.name) < sum(op.begins for op in graph.ops)
         }
 
 
@@ -152,3 +163,60 @@ def test_fusion_never_moves_more(graph):
         assert all(0 <= moved <= size for moved, size in zip((*one.reads, *one.writes), sizes, strict=True))
         if op.fusion is FusionKind.NONE:
             assert one.writes == tuple(sizes[len(op.operands) :])
+
+
+def test_memory_holds_what_leaves_a_kernel():
+    """Neither the inside of a chain nor a view takes memory; what the view shows lives until its reader has run."""
+    steps = Steps()
+    product = steps.op("product", [steps.source("x")], "rows columns -> rows columns", NONE)
+    view = steps.op("view", [product], "rows columns -> columns rows", VIEW)
+    a = steps.op("a", [view], "columns rows -> columns rows", LOOP)
+    b = steps.op("b", [a], "columns rows -> columns rows", LOOP)
+    steps.op("second", [b], "columns rows -> columns rows", NONE)
+
+    assert steps.lives() == {"product": ("product", "b"), "b": ("b", "second"), "second": ("second", "second")}
+
+
+def test_what_is_computed_anew_is_not_kept():
+    """A cheap result that kernels before and behind a product read is computed in both, from what it is made of."""
+    steps = Steps()
+    x = steps.op("x1", [steps.source("x")], "rows columns -> rows columns", NONE)
+    cheap = steps.each("cheap", x)
+    first = steps.op("first", [steps.each("a", cheap)], "rows columns -> rows columns", NONE)
+    steps.each("b", cheap, first)
+
+    assert steps.lives()["x1"] == ("x1", "b")
+    assert "cheap" not in steps.lives()
+
+
+def test_what_is_dear_is_kept():
+    """A result that takes longer to compute than to read is kept for the kernel behind a product."""
+    steps = Steps()
+    x = steps.op("x1", [steps.source("x")], "rows columns -> rows columns", NONE)
+    dear = steps.each("tanh", x)
+    first = steps.op("first", [steps.each("a", dear)], "rows columns -> rows columns", NONE)
+    steps.each("b", dear, first)
+
+    assert steps.lives()["tanh"] == ("a", "b")
+    assert steps.lives()["x1"] == ("x1", "a")
+
+
+def test_an_update_in_place_takes_over_its_target():
+    """What is updated and not read again ends with the update."""
+    steps = Steps()
+    target = steps.op("target", [steps.source("x")], "rows columns -> rows columns", NONE)
+    steps.op("put", [target, steps.source("y", "few columns")], "rows columns, few columns -> rows columns", PUT)
+
+    assert steps.lives() == {"target": ("target", "target"), "put": ("put", "put")}
+
+
+@given(graphs())
+def test_lives_begin_before_they_end(graph):
+    """A tensor lives within the step, from its maker at the earliest, and sources live all step long."""
+    whole = Lifetime(first=0, last=len(graph.ops) - 1)
+    for tensor, life in enumerate(lifetimes(graph)):
+        maker, _ = graph.maker[tensor]
+        if graph.ops[maker].begins:
+            assert life == whole
+        elif life is not None:
+            assert maker <= life.first <= life.last <= whole.last
