@@ -1,11 +1,11 @@
 """Application of a plan to a traced torch step: each rank computes its parts, with the plan's collectives in between.
 
 The operators of the trace run one after the other, each on this rank's parts, in the layout in which the plan serves it
-(`torch_local`). Where layouts differ, parts are moved (`torch_changes`). Sums that nothing reads yet, such as gradients,
-are added up in buckets (`torch_buckets`). Views that were folded into an operator's rule are applied to its parts.
-Values that depend on no argument are computed whole on every rank, which keeps its part of them. This includes random
-numbers: all ranks draw the whole, from the state of the first rank's generator, so that they draw what a single process
-would.
+(`torch_local`). Where layouts differ, parts are moved (`torch_changes`). Sums that nothing reads yet, such as
+gradients, are added up in buckets (`torch_buckets`). Views that were folded into an operator's rule are applied to its
+parts. Values that depend on no argument are computed whole on every rank, which keeps its part of them. This includes
+random numbers: all ranks draw the whole, from the state of the first rank's generator, so that they draw what a single
+process would.
 
 What an operator leaves for the backward pass stays in the layout of the plan. Parts are freed after their last reader.
 """
