@@ -35,6 +35,9 @@ TRITON := triton==3.3.1
 # fails for all who do not stand in for them, as rehearsals do (tuner/rehearsal/torch_room/frameworks/transformer_engine.py).
 ENGINE := transformer-engine onnxscript onnx onnx-ir ml-dtypes
 
+# XLA's compiler for GPUs, which needs none, in a folder of its own: beside JAX it would look for a GPU in every test.
+COMPILER := jax-cuda12-pjrt jax-cuda12-plugin
+
 # The quick lane: units that are not marked as slow, and one whole study on a local Ray; tests/conftest.py says it too.
 QUICK := tests/unit tests/integration/ray/test_whole_study.py
 
@@ -127,4 +130,5 @@ $(VENV)/.frameworks: $(VENV)/.created Makefile constraints.txt | $(CHOSEN)
 	@rm -rf $(VENV)/lib/python3*/site-packages/tests # nemo-toolkit brings a package of that name, which would hide ours
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet --no-deps $(TRITON)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --upgrade --target $(VENV)/transformer-engine $(ENGINE)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --upgrade --target $(VENV)/gpu-compiler $(COMPILER)
 	@touch $@

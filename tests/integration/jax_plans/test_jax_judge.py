@@ -19,13 +19,14 @@ from hardware.device import find_device
 from hardware.io.errors import ConfigError
 from tests.support.benchmark_runs import ROOT
 from tests.support.programs.jax_perceptron import ARGUMENTS, step
+from tests.support.rehearsal.jax_study import gpu_compiler
 from tuner.planners import jax_plans, plan_jax
 from tuner.planners.jax_judge import Compiled
 from tuner.planners.judged import DATA_PARALLEL, candidates_of
 from tuner.planners.planning import PlannerOptions, plan_graph
 from tuner.planners.sharding.pins import Pin
 
-MISSING = "needs XLA's compiler for GPUs: pip install jax-cuda12-pjrt jax-cuda12-plugin"
+MISSING = "needs XLA's compiler for GPUs, which `make frameworks` installs"
 AXES = {"data": 2, "model": 4}
 OPTIONS = PlannerOptions(whole_axes=True)
 
@@ -126,7 +127,7 @@ def test_the_missing_compiler_is_named():
         plan_jax(step, *ARGUMENTS, mesh=AXES, judge="h100")
 
 
-@pytest.mark.skipif(not has_gpu_compiler(), reason=MISSING)
+@pytest.mark.skipif(gpu_compiler() is None, reason=MISSING)
 def test_xla_compiles_for_devices_that_are_not_here():
     """XLA's schedules for eight H100 have kernels, collectives and memory, and the fastest that fits is the answer."""
     command = ("plan", "--jax", "benchmarks.zoo:gemma_small_scan", "--mesh", "data=2,model=4", "--judge", "h100")
@@ -134,7 +135,7 @@ def test_xla_compiles_for_devices_that_are_not_here():
     done = subprocess.run(
         [sys.executable, "-c", program, *command, "--whole-axes", "--json"],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(gpu_compiler())])},
         capture_output=True,
         text=True,
         check=True,

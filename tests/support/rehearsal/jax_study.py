@@ -22,10 +22,14 @@ trial:
     pattern: ["step (?P<iteration>\\\\d+): .* (?P<step_ms>[0-9.]+) ms"]
 """
 PROGRAM = Path(__file__).with_name("jax_train.py")
+COMPILER = Path(sys.prefix) / "gpu-compiler"
+"""Folder into which `make frameworks` installs XLA's compiler for GPUs."""
 
 
 def gpu_compiler() -> Path | None:
     """Return the folder of packages that has XLA's compiler for GPUs; None if it is not installed."""
+    if (COMPILER / "jax_plugins").is_dir():
+        return COMPILER
     try:
         found = importlib.util.find_spec("jax_plugins.xla_cuda12")
     except ImportError:  # of its parent package
