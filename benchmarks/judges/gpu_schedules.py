@@ -7,15 +7,14 @@
 
 `traffic`: the bytes that the kernels of an unsharded step of the zoo move, and how many times as many a plan's cost
 counts, with and without fusion. `overlap`: a planned step on three meshes; the share of its collectives that XLA's
-schedule hides behind kernels, beside that of the plan's timeline. `order`: six plans of a step, from the planner's to
-the dearest by hand; whether XLA's schedules have their order, and time and memory over XLA's. All are priced alike:
-kernels by the roofline of an H100, collectives by the links of its host. Matrix products are left to the library, as
-XLA's own refuse some shapes.
+schedule hides behind kernels, beside that of the plan's timeline. `order`: six plans of a step, the planners', data
+parallelism and others by hand; whether XLA's schedules have their order, and time and memory over XLA's. All are priced
+alike: kernels by the roofline of an H100, collectives by the links of its host. Matrix products are left to the library,
+as XLA's own refuse some shapes.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -143,17 +142,23 @@ def order(name: str) -> dict[str, Any]:
     from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415 # as above
     from tuner.planners.jax_judge import Step, judge_of  # noqa: PLC0415 # as above
     from tuner.planners.planning import WHOLE_AXES, plan_graph  # noqa: PLC0415 # as above
-    from tuner.planners.toast.by_hand import plans_by_hand  # noqa: PLC0415 # as above
+    from tuner.planners.toast.by_hand import data_parallel, plans_by_hand  # noqa: PLC0415 # as above
 
     function, arguments, donated = (_programs() | FACTORIES)[name]()
     mesh = mesh_from({"data": 2, "model": 4}, CLUSTER)
     program = trace_function(function, *arguments, donated=donated)
     graph = graph_of(program)
-    found = [plan_graph(graph, mesh, replace(WHOLE_AXES, planner=planner)).plan for planner in ("descent", "recursive")]
-    by_hand = plans_by_hand(graph, found[0].mesh, memory_bytes=math.inf, most=1000)
-    found += [by_hand[(len(by_hand) - 1) * part // 3] for part in range(4)]
-    judge, ours, theirs = judge_of(DEVICE, found[0].mesh), [], []
-    for plan in {plan.served.tobytes(): plan for plan in found}.values():
+    planned = plan_graph(graph, mesh, WHOLE_AXES)
+    found = [planned.plan, *([] if planned.unhidden is None else [planned.unhidden.plan])]
+    found.append(plan_graph(graph, mesh, replace(WHOLE_AXES, planner="recursive", overlap=False)).plan)
+    found.append(data_parallel(graph, planned.plan.mesh))
+    plans = {plan.served.tobytes(): plan for plan in found}
+    by_hand = plans_by_hand(graph, planned.plan.mesh, memory_bytes=80e9, most=1000)
+    others = [plan for plan in by_hand if plan.served.tobytes() not in plans]
+    for at in np.linspace(0, len(others) - 1, 6 - len(plans)).round().astype(int).tolist():
+        plans[others[at].served.tobytes()] = others[at]
+    judge, ours, theirs = judge_of(DEVICE, planned.plan.mesh), [], []
+    for plan in plans.values():
         in_specs, out_specs = specs_of(program, plan)
         step = Step(
             function=apply_plan(function, plan),
