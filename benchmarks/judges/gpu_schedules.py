@@ -8,9 +8,9 @@
 `traffic`: the bytes that the kernels of an unsharded step of the zoo move, and how many times as many a plan's cost
 counts, with and without fusion. `overlap`: a planned step on three meshes; the share of its collectives that XLA's
 schedule hides behind kernels, beside that of the plan's timeline. `order`: six plans of a step, the planners', data
-parallelism and others by hand; whether XLA's schedules have their order, and time and memory over XLA's. All are priced
-alike: kernels by the roofline of an H100, collectives by the links of its host. Matrix products are left to the library,
-as XLA's own refuse some shapes.
+parallelism and others by hand; whether XLA's schedules have their order, and time and memory over XLA's. All are
+priced alike: kernels by the roofline of an H100, collectives by the links of its host. Matrix products are left to the
+library, as XLA's own refuse some shapes.
 """
 
 from __future__ import annotations
