@@ -100,8 +100,8 @@ def latency_shares(graph: Graph) -> tuple[float, ...]:
 
     Tensors between which there is no path can be moved together. These are tensors at the same distance from the start,
     as far as they come from sources alone or may be left as partial sums, and at the same distance from the end, as far
-    as no arithmetic follows, such as gradients. Each pays for its part of their bytes, and for its part of a message of
-    MOST_BYTES if that is more (`Move.seconds`).
+    as no arithmetic follows, such as gradients. Each pays for its part of their bytes, and for one of as many of its
+    size as fit into MOST_BYTES if that is more (`Move.seconds`).
     """
     if not (graph.is_fused or graph.is_bucketed):
         return (1.0,) * len(graph.tensors)

@@ -51,7 +51,8 @@ class Move:
         """
         if joining is None or self.kind not in joining.kinds:
             return mesh.seconds(self.kind, self.message_bytes, self.axes)
-        share = min(max(latency_share, self.message_bytes / MOST_BYTES), 1.0)
+        together = max(MOST_BYTES // max(self.message_bytes, 1.0), 1.0)  # messages of this size in a joint one
+        share = max(latency_share, 1.0 / together)
         found = mesh.seconds(self.kind, self.message_bytes, self.axes, share)
         is_packed = joining.is_packed and found > 0 and share < 1
         return found + (packing_s(self.kind, self.message_bytes, mesh) if is_packed else 0.0)
