@@ -54,6 +54,10 @@ if QUICK_FLAGS not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK_FLAGS}".strip()
 
 
+# Plans that a user's studies kept say nothing of this checkout, and tests keep none for them.
+os.environ["MESHTUNE_CACHE"] = "off"
+
+
 BEGIN_S = time.monotonic()
 """When this process began to test, in seconds of the monotonic clock."""
 

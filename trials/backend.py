@@ -42,6 +42,9 @@ OnStart = Callable[[], None]
 PROGRAM_SIGNALS = frozenset({"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV"})
 """Signals that a program's own fault raises; all other signals come from outside."""
 
+MAX_LOSSES = 500
+"""Number of losses that an observation keeps."""
+
 MAX_LOG_TAIL = 8_000
 """Number of characters that an observation keeps of a log. It keeps the end, which states the reason."""
 
@@ -138,6 +141,8 @@ class Observation:
         taken_from: Source of a measurement that no trial made, such as the user's log; empty for trials.
         conditions: Numbers on the conditions of the measurement and on further costs of the trial, by name: `ranks`,
             `cores`, `others_cpu_share`, `group_s`, ...
+        losses: Steps of the training that the trial has brought forward, each with its loss as the log tells it; at
+            most MAX_LOSSES of them. Empty outside of a training that goes on.
     """
 
     status: Status
@@ -156,11 +161,13 @@ class Observation:
     clock: Clock = "wall"
     taken_from: str = ""
     conditions: tuple[tuple[str, float], ...] = ()
+    losses: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         assert self.step_times_s or self.status is not Status.OK, "a trial that ended well has measured a step"
         assert all(0 < seconds < math.inf for seconds in self.step_times_s), f"step times {self.step_times_s}"
         assert len(self.log_tail) <= MAX_LOG_TAIL, "cut the log with `tail_of` first"
+        assert len(self.losses) <= MAX_LOSSES, "thin the losses first"
 
     @property
     def step_time_s(self) -> float | None:
@@ -210,6 +217,7 @@ class Observation:
             "step_times_s": list(self.step_times_s),
             "operator_samples": [sample.as_json() for sample in self.operator_samples],
             "conditions": dict(self.conditions),
+            "losses": [list(each) for each in self.losses],
         }
 
     @classmethod
@@ -222,6 +230,7 @@ class Observation:
                 "step_times_s": tuple(float(seconds) for seconds in entry["step_times_s"]),
                 "operator_samples": tuple(OperatorSample.from_json(sample) for sample in entry["operator_samples"]),
                 "conditions": tuple(entry.get("conditions", {}).items()),
+                "losses": tuple((int(step), float(loss)) for step, loss in entry.get("losses", ())),
             }
         )
 

@@ -45,6 +45,9 @@ class ProxyOptions(DocumentedModel):
     layers: Annotated[int | str, AfterValidator(_check_layers)] = "auto"
     """Layers of the smaller job; `auto` keeps those of each pipeline stage."""
 
+    stage: bool = False
+    """Whether one pipeline stage runs alone where the hosts have no room for two."""
+
     full_trials: NotNegative = 3
     """Number of trials at full size that follow; with 0 the answer is extrapolated."""
 

@@ -1,6 +1,7 @@
 """Compare studies for 512 devices whose trials run on 8 or 16 of them with studies whose trials take all.
 
-    python -m benchmarks.search.few_hosts [--studies llama3-8b ...] [--seeds 5] [--trials 20] [--json]
+    python -m benchmarks.search.few_hosts [--studies llama3-8b ...] [--hosts N] [--set KEY=VALUE] [--seeds 5]
+        [--trials 20] [--json]
 
 Each study is searched in simulated worlds of several seeds (trials/simulated/backend.py), in three ways: `alone` runs
 smaller jobs only and extrapolates the answer (`trial.proxy: {full_trials: 0}`), `proxies` lets three trials at full
@@ -63,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = benchmark_parser("search.few_hosts", __doc__)
     parser.add_argument("--studies", nargs="+", choices=tuple(STUDIES), default=tuple(STUDIES), help="models (all)")
+    parser.add_argument("--hosts", type=count_at_least(1), help="hosts of smaller jobs (as STUDIES says)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further changes of each study")
     parser.add_argument("--seeds", type=count_at_least(1), default=5, help="worlds of each study (5)")
     parser.add_argument("--trials", type=count_at_least(4), default=20, help="budget of each study (20)")
     parser.add_argument("--startup-s", type=float, default=60.0, help="time that a trial starts before its steps (60)")
@@ -75,7 +78,8 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
         for seed in range(given.seeds):
             for way, changes in WAYS.items():
-                found[way].append(search_in(model, seed, given.trials, changes, given.startup_s))
+                hosts = given.hosts or STUDIES[model][2]
+                found[way].append(search_in(model, seed, given.trials, (*given.set, *changes), given.startup_s, hosts))
             tell(f"{model}, world {seed}: {', '.join(f'{way} {found[way][-1]}' for way in WAYS)}")
         rows += [_row(model, way, each, found["whole"]) for way, each in found.items()]
     return {"rows": rows}
@@ -100,9 +104,11 @@ def _row(
     }
 
 
-def search_in(model: str, seed: int, trials: int, changes: Sequence[str], startup_s: float) -> dict[str, float]:
+def search_in(
+    model: str, seed: int, trials: int, changes: Sequence[str], startup_s: float, hosts: int
+) -> dict[str, float]:
     """Run one study in the world of a seed; return its regret, its number of trials and their device-hours."""
-    sequence_length, batch, hosts = STUDIES[model]
+    sequence_length, batch, _ = STUDIES[model]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "study.yaml"
         text = STUDY.format(

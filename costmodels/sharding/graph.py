@@ -155,6 +155,8 @@ class Graph:
         ops: All operators, in an order in which they can run.
         unknown: Number of occurrences of each primitive without a known rule; all dims of these operators are blocked.
         first_backward: Number of the first operator of the backward pass; None if the frontend did not mark it.
+        sampled: Values that the program's code has read from its sample, each with where, in words; the step is another
+            one for inputs with other values.
         is_bucketed: Whether sums that no operator reads soon are added up together, as in a torch program.
     """
 
@@ -163,6 +165,7 @@ class Graph:
     ops: tuple[Op, ...]
     unknown: tuple[tuple[str, int], ...] = ()
     first_backward: int | None = None
+    sampled: tuple[str, ...] = ()
     is_bucketed: bool = False
 
     @cached_property

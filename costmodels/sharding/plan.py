@@ -22,7 +22,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -81,11 +81,11 @@ class Plan:
 
     def wanted(self, op: int, operand: int) -> Layout:
         """Return the layout in which an operator reads an operand."""
-        return wanted_layout(self.graph.ops[op].rule, operand, self._rows[op])
+        return self._layouts_of_ops[op][0][operand]
 
     def written(self, op: int, result: int) -> Layout:
         """Return the layout in which an operator leaves a result."""
-        return written_layout(self.graph.ops[op].rule, result, self._rows[op])
+        return self._layouts_of_ops[op][1][result]
 
     def layout(self, tensor: int) -> Layout:
         """Return the layout of a tensor after its partial sums are added up."""
@@ -111,6 +111,13 @@ class Plan:
 
     def copies(self, tensor: int) -> tuple[Copy, ...]:
         """Return the copies of a tensor for readers that want another layout than its own."""
+        return self._copies[tensor]
+
+    @cached_property
+    def _copies(self) -> tuple[tuple[Copy, ...], ...]:
+        return tuple(self._find_copies(tensor) for tensor in range(len(self.graph.tensors)))
+
+    def _find_copies(self, tensor: int) -> tuple[Copy, ...]:
         maker, _ = self.graph.maker[tensor]
         is_state, turn = self.graph.ops[maker].primitive == STATE, self.graph.first_backward
         lies = self.layout(tensor)
@@ -125,9 +132,20 @@ class Plan:
         return tuple(Copy(layout=layout, uses=tuple(uses)) for (layout, _), uses in readers.items())
 
     @cached_property
-    def _rows(self) -> list[list[int]]:
-        rows: list[list[int]] = self.served.tolist()
-        return rows
+    def _layouts_of_ops(self) -> list[tuple[list[Layout], list[Layout]]]:
+        """Layouts in which each operator reads its operands and leaves its results [ops]."""
+        # Operators of repeated layers share their rule, and often their row.
+        known: dict[tuple[int, ...], tuple[list[Layout], list[Layout]]] = {}
+        found = []
+        for op, row in zip(self.graph.ops, self.served.tolist(), strict=True):
+            rule, key = op.rule, (id(op.rule), *row)
+            if key not in known:
+                known[key] = (
+                    [wanted_layout(rule, operand, row) for operand in range(len(op.operands))],
+                    [written_layout(rule, result, row) for result in range(len(op.results))],
+                )
+            found.append(known[key])
+        return found
 
     @cached_property
     def _settled(self) -> tuple[Layout, ...]:
@@ -240,6 +258,11 @@ def cost_of(plan: Plan) -> PlanCost:
     )
 
 
+def step_time_of(plan: Plan) -> float:
+    """Return the step time of a plan, as in its cost, without a look at its memory [s]."""
+    return PlanCost(collectives=_collectives(plan), compute_s=_compute_s(plan), peak_memory_bytes=math.nan).step_time_s
+
+
 def violations(plan: Plan) -> tuple[str, ...]:
     """Return the reasons why a plan cannot run, one sentence each; empty for a valid plan."""
     found = []
@@ -304,9 +327,19 @@ class MoveTimes(dict[tuple[Layout, Layout, float, float], float]):
     def __missing__(self, key: tuple[Layout, Layout, float, float]) -> float:
         """Compute and keep the time for the layouts before and after, the bytes of the whole tensor, and the share."""
         before, after, num_bytes, share = key
-        changes = moves(before, after, num_bytes, self._mesh.sizes)
-        found = self[key] = sum(move.seconds(self._mesh, share, self._joining) for move in changes)
+        found = self[key] = sum(
+            Move(kind=move.kind, axes=move.axes, message_bytes=num_bytes * move.message_bytes).seconds(
+                self._mesh, share, self._joining
+            )
+            for move in _moves_of_byte(before, after, self._mesh.sizes)
+        )
         return found
+
+
+@lru_cache(maxsize=2**16)
+def _moves_of_byte(before: Layout, after: Layout, sizes: tuple[int, ...]) -> tuple[Move, ...]:
+    """Return the collectives for one byte of a tensor: tensors of all sizes need the same ones."""
+    return moves(before, after, 1.0, sizes)
 
 
 class Roofline:

@@ -278,6 +278,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "steps": "intermediate plans: name, cost, step time and memory",
             "pins": "result of each pin",
             "unknown_primitives": "operators without a sharding rule, which are replicated, with their counts",
+            "sampled_values": "values that the program's code has read from its sample, with their lines (`--torch`)",
         },
         "with `--judge`, also": {
             "judged": "candidates that XLA compiled, the answer first: our price and memory (`planned_s`, "
@@ -373,6 +374,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "pays_after_s": "time after which it has repaid its cost [s]; null if it never does",
             "due_s": "time at which the change is or will be due [s]; null without one",
             "reason": "the decision in words",
+            "in_training": _IN_TRAINING,
             "trials": "number of trials that correct the predictions",
         }
     },
@@ -412,7 +414,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "trials": (
                 "trials with their number `trial`, `config`, `status`, `is_proxy`, `step_time_s`, `speedup`, "
                 "`predicted_s`, `peak_memory_bytes`, `elapsed_s` [s], its parts `queued_s` (in the queue, not among "
-                "`elapsed_s`), `start_s`, `warmup_s` (compiling among it) and `steps_s`, and `reason`"
+                "`elapsed_s`), `start_s`, `warmup_s` (compiling among it) and `steps_s`, `reason`, and `losses` "
+                "(pairs of a step and its loss, of the steps by which the trial brought a training forward)"
             ),
         }
     },

@@ -26,14 +26,14 @@ from trials.backend import HostNeeds, Observation, OnStart, OnStep, Status, Tria
 from trials.command.host_program import HostPlan, UserCommand
 from trials.command.knob_files import TrialFile
 from trials.command.log_pattern import StepSize
-from trials.command.log_watch import Wanted, watch_log
+from trials.command.log_watch import Wanted, Watched, watch_log
 from trials.command.own_words import exchange_words
 from trials.command.placeholders import KNOBS, escape_braces, hosts_of, names_in, values_of, variables_in
 from trials.command.slurm.job_program import JobPlan
 from trials.command.slurm.jobs import SlurmJobs, job_options, job_plan
 from trials.command.slurm.queue import cancel_named, check_accepted, check_programs
 from trials.command.trace_program import add_traces
-from trials.command.training_folder import NoProgressError, Progress, TrainingFolder
+from trials.command.training_folder import NoProgressError, Progress, TrainingFolder, losses_of_training
 from trials.command.what_starts import shown_plan, what_starts
 from trials.framework_flags import Flags, WordRules, WriteFlags
 from trials.knobs.knob import Knob, knob_environment, knob_file_keys, knob_words, today_of, without_knob_flags
@@ -216,13 +216,15 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     ) -> Observation:
         """Run the command on the hosts of the trial, and read the traces that it leaves."""
         if self.training is None:
-            return self._run(ranks, self.plan(config, trial_number), config, on_step=on_step, on_start=on_start)[0]
+            plan = self.plan(config, trial_number)
+            return self._run(ranks, plan, config, on_step=on_step, on_start=on_start).observation
         progress, saves = self.training.progress(), self.training.place_of(trial_number)
         self.training.clean(progress)
         self.training.begin(progress, saves)
         plan = self.plan(config, trial_number, self._place_in_training(progress, saves))
-        observation, ended_well = self._run(ranks, plan, config, on_step=on_step, on_start=on_start)
-        if ended_well:
+        watched = self._run(ranks, plan, config, on_step=on_step, on_start=on_start)
+        observation = watched.observation
+        if watched.ended_well:
             layout = " ".join(f"{name}={value}" for name, value in config.values(DEGREES).items() if value != 1)
             try:
                 after = self.training.advance(
@@ -232,7 +234,8 @@ class CommandBackend(UserCommand, AbstractRankBackend):
                 return replace(observation, reason=f"its steps do not count: {error}")
             self.training.clean(after)
             steps = (("first_step", float(progress.step)), ("last_step", float(after.step)))
-            return replace(observation, conditions=(*observation.conditions, *steps))
+            losses = losses_of_training(watched.losses, progress.step, after.step)
+            return replace(observation, conditions=(*observation.conditions, *steps), losses=losses)
         if observation.status is Status.OK:
             why = "the command did not end with status 0; does it end after step {last_step}?"
             return replace(observation, reason=f"its steps do not count: {why}")
@@ -244,8 +247,8 @@ class CommandBackend(UserCommand, AbstractRankBackend):
 
     def _run(
         self, ranks: AbstractRanks, plan: HostPlan, config: ParallelConfig, *, on_step: OnStep, on_start: OnStart
-    ) -> tuple[Observation, bool]:
-        """Run the plan, and return what it measured and whether the command ended well."""
+    ) -> Watched:
+        """Run the plan, and return what was seen of it."""
         wanted = Wanted(
             warmup_steps=self.warmup_steps,
             steps=self.steps,
@@ -259,11 +262,11 @@ class CommandBackend(UserCommand, AbstractRankBackend):
             job = self.job_of(self.slurm, plan, config)
             ranks.launch("trials.command.slurm.job_program:run_job", job, num_ranks=num_hosts)
         watched = watch_log(ranks, wanted, on_step=on_step, on_start=on_start)
-        observation = watched.observation
-        if self.profile is not None and observation.status is Status.OK:
+        if self.profile is not None and watched.observation.status is Status.OK:
             ranks.kill()  # the command must have ended before its traces are read
-            observation = add_traces(observation, ranks, plan, num_hosts=num_hosts, begun_s=begun_s)
-        return observation, watched.ended_well
+            observation = add_traces(watched.observation, ranks, plan, num_hosts=num_hosts, begun_s=begun_s)
+            watched = replace(watched, observation=observation)
+        return watched
 
     def _place_in_training(self, progress: Progress, saves: Path) -> dict[str, str]:
         """Return the values of the placeholders that say where in the training a trial runs."""

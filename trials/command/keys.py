@@ -24,6 +24,7 @@ from trials.command.placeholders import (
     KNOBS,
     PLACEHOLDERS,
     PROFILE,
+    SIZES_ELSEWHERE,
     check_text,
     names_in,
     variables_in,
@@ -452,7 +453,7 @@ def _check_sizes(keys: CommandKeys, exporter: FlagExporter | None) -> None:
     if exporter is None:
         wanted.append(("the batch", ("global_batch_size", "num_micro_batches")))
     if keys.launch == "once":
-        wanted.append(("the number of hosts", ("num_hosts", "hosts", "num_devices")))
+        wanted.append(("the number of hosts", ("num_hosts", "hosts", "num_devices", "world_size")))
     for what, names in wanted:
         if not used & {*names}:
             raise ConfigError(
@@ -462,11 +463,22 @@ def _check_sizes(keys: CommandKeys, exporter: FlagExporter | None) -> None:
             )
     for number, word in enumerate(keys.command):
         flag, equals, value = word.partition("=")
-        value = value if equals else "".join(keys.command[number + 1 : number + 2])
-        if flag == "--nnodes" and value.isdigit():
-            nearest = "--nnodes={num_hosts}, which smaller jobs have fewer of"
-            raise ConfigError("is a fixed number of hosts", key=f"trial.command.{number}", value=word, nearest=nearest)
+        if equals or word.startswith("-"):
+            value = value if equals else "".join(keys.command[number + 1 : number + 2])
+            _check_not_fixed(flag, value, f"trial.command.{number}", word)
+    for name, text in keys.environment.items():
+        _check_not_fixed(name, text or "", f"trial.environment.{name}", text)
     _check_order(keys, exporter)
+
+
+def _check_not_fixed(name: str, value: str, key: str, shown: str | None) -> None:
+    """Check that a flag or a variable is no fixed number of hosts or devices, which smaller jobs have fewer of."""
+    plain = name.lstrip("-+").rpartition(".")[2].replace("-", "_").lower()
+    size = plain if plain == "world_size" else SIZES_ELSEWHERE.get(plain)
+    what = {"num_hosts": "hosts", "num_devices": "devices", "world_size": "devices"}.get(size or "")
+    if what and value.isdigit():
+        nearest = f"{{{size}}}, because smaller jobs have fewer"
+        raise ConfigError(f"is a fixed number of {what}", key=key, value=shown, nearest=nearest)
 
 
 def _check_order(keys: CommandKeys, exporter: FlagExporter | None) -> None:

@@ -8,9 +8,10 @@ A pattern is a few regular expressions. The name of a group states the quantity 
     steps_per_s, samples_per_s, tokens_per_s         rate of the whole job
     tokens_per_s_per_device                          rate of one device
     memory_bytes, memory_mb, memory_mib, ...         peak memory of a device; mb and gb are decimal
+    loss                                             loss of the step
 
-A line with a time is a reading of a step; a line with memory alone only adds to the peak of memory. Rates are converted
-to times by the job's tokens, samples and devices.
+A line with a time is a reading of a step; a line with memory or a loss alone adds to the peak of memory or to the
+losses. Rates are converted to times by the job's tokens, samples and devices.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _SECONDS = {"step_s": 1.0, "step_ms": 1e-3, "step_us": 1e-6}
 _RATES = ("steps_per_s", "samples_per_s", "tokens_per_s", "tokens_per_s_per_device")
 _BYTES = {"memory_bytes": 1.0, "memory_mb": 1e6, "memory_gb": 1e9, "memory_mib": 2.0**20, "memory_gib": 2.0**30}
 _MEAN = "mean_step_s"
-GROUPS = ("iteration", _MEAN, *_SECONDS, *_RATES, *_BYTES)
+_LOSS = "loss"
+GROUPS = ("iteration", _MEAN, *_SECONDS, *_RATES, *_BYTES, _LOSS)
 """Names that the groups of a pattern may have."""
 
 
@@ -55,16 +57,18 @@ class Reading:
     """Numbers of one log line.
 
     Attributes:
-        step_time_s: Time of a step [s]; None if the line gives memory alone.
+        step_time_s: Time of a step [s]; None if the line gives memory or a loss alone.
         iteration: Number of the step, if the line gives it.
         memory_bytes: Peak memory of a device [bytes], if the line gives it.
         total_s: Time of all steps so far [s], if the line gives their mean; then it gives no time of a step.
+        loss: Loss of the step, if the line gives it.
     """
 
     step_time_s: float | None = None
     total_s: float | None = None
     iteration: int | None = None
     memory_bytes: int | None = None
+    loss: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,14 +122,15 @@ class LogPattern:
                 found |= {name: text for name, text in match.groupdict().items() if text is not None}
         seconds, memory_bytes = _step_time_s(found, step), _memory_bytes(found)
         iteration, mean_s = _number(found.get("iteration")), _number(found.get(_MEAN))
-        total_s = iteration * mean_s if iteration and mean_s else None
-        if seconds is None and memory_bytes is None and total_s is None:
+        total_s, loss = iteration * mean_s if iteration and mean_s else None, _number(found.get(_LOSS))
+        if seconds is None and memory_bytes is None and total_s is None and loss is None:
             return None
         return Reading(
             step_time_s=None if seconds is None else seconds / self.steps_per_line,
             total_s=total_s,
             iteration=None if iteration is None else int(iteration),
             memory_bytes=memory_bytes,
+            loss=loss,
         )
 
 
@@ -179,6 +184,7 @@ _MEGATRON = LogPattern(
     expressions=(
         rf"iteration\s+(?P<iteration>\d+)\s*/.*?elapsed time per iteration \(ms\):\s*(?P<step_ms>{_FLOAT})",
         rf"memory \(MB\) \|.*?max reserved:\s*(?P<memory_mib>{_FLOAT})",
+        rf"\|\s*lm loss:\s*(?P<loss>{_FLOAT})",
     )
 )
 
@@ -188,7 +194,8 @@ LOG_PATTERNS: dict[str, LogPattern] = {
     "mindspeed": _MEGATRON,
     "torchtitan": LogPattern(
         expressions=(
-            rf"\bstep:\s*(?P<iteration>\d+)\s+loss:(?>.*?memory:\s*(?P<memory_gib>{_FLOAT})GiB)"
+            rf"\bstep:\s*(?P<iteration>\d+)\s+loss:\s*(?P<loss>{_FLOAT})?"
+            rf"(?>.*?memory:\s*(?P<memory_gib>{_FLOAT})GiB)"
             rf"(?>.*?tps:\s*(?P<tokens_per_s_per_device>{_FLOAT}))",
         )
     ),
@@ -203,19 +210,27 @@ LOG_PATTERNS: dict[str, LogPattern] = {
             rf"iteration (?P<iteration>\d+)/.*?train_step_timing in s: (?P<step_s>{_FLOAT})",
             rf"global_step=(?P<iteration>{_FLOAT}), .*?train_step_timing in s=(?P<step_s>{_FLOAT})",
             rf"peak_memory_usage: (?P<memory_bytes>{_FLOAT})",
+            rf"\breduced_train_loss[:=] ?(?P<loss>{_FLOAT})",
         )
     ),
     "nanotron": LogPattern(
         expressions=(
             rf"iteration: (?P<iteration>\d+) / .*?elapsed_time_per_iteration_ms: (?P<step_ms>{_FLOAT}[KMG]?)",
             rf"cuda_max_memory_reserved: (?P<memory_bytes>{_FLOAT}[KMGT]?)",
+            rf"\blm_loss: (?P<loss>{_FLOAT})",
         )
     ),
-    "maxtext": LogPattern(expressions=(rf"completed step: (?P<iteration>\d+), seconds: (?P<step_s>{_FLOAT}), ",)),
+    "maxtext": LogPattern(
+        expressions=(
+            rf"completed step: (?P<iteration>\d+), seconds: (?P<step_s>{_FLOAT}), ",
+            rf"completed step: .*?, loss: (?P<loss>{_FLOAT})",
+        )
+    ),
     "swift": LogPattern(
         expressions=(
             rf"'iteration': '(?P<iteration>\d+)/.*?'memory\(GiB\)': (?P<memory_gib>{_FLOAT}), "
             rf"'train_speed\(s/it\)': (?P<mean_step_s>{_FLOAT})",
+            rf"'loss': '?(?P<loss>{_FLOAT})",
         )
     ),
     "verl": LogPattern(

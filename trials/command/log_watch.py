@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from trials.backend import Observation, OnStart, OnStep, Status, tail_of
@@ -68,10 +68,12 @@ class Watched:
     Attributes:
         observation: What it measured.
         ended_well: Whether the command ended by itself on every host, with status 0.
+        losses: Loss of each step that the log tells, by its number there; without numbers they are counted from 1.
     """
 
     observation: Observation
     ended_well: bool
+    losses: Mapping[int, float]
 
 
 def watch_log(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep, on_start: OnStart) -> Watched:
@@ -79,7 +81,7 @@ def watch_log(ranks: AbstractRanks, wanted: Wanted, *, on_step: OnStep, on_start
     seen = _Seen(wanted, on_step, on_start)
     seen.hangs = listen(ranks, seen, hang_limit_s=wanted.hang_limit_s, grace_s=GRACE_S)
     ended_well = not seen.hangs and not ranks.running and bool(seen.codes) and not any(seen.codes.values())
-    return Watched(observation=seen.observation(ranks.printed), ended_well=ended_well)
+    return Watched(observation=seen.observation(ranks.printed), ended_well=ended_well, losses=seen.losses)
 
 
 class _Seen:
@@ -96,11 +98,17 @@ class _Seen:
         self.warmup_s: float | None = None
         self.num_read = 0
         self.step_times_s: list[float] = []
+        self.losses: dict[int, float] = {}
         self.peak_bytes: int | None = None
         self.last_iteration: int | None = None
         self.codes: dict[int, int] = {}
         self.ended: Ended | None = None
         self.hangs = False
+
+    @property
+    def most_read(self) -> int:
+        """Number of readings after which a command that was to end by itself is ended."""
+        return PATIENCE * (self.wanted.warmup_steps + self.wanted.steps)
 
     @property
     def is_measured(self) -> bool:
@@ -109,7 +117,7 @@ class _Seen:
     @property
     def is_endless(self) -> bool:
         """Whether a command that was to end by itself trains on long after its steps."""
-        return self.num_read > PATIENCE * (self.wanted.warmup_steps + self.wanted.steps)
+        return self.num_read > self.most_read
 
     @property
     def is_enough(self) -> bool:
@@ -139,6 +147,8 @@ class _Seen:
     def _read(self, reading: Reading) -> None:
         if reading.memory_bytes is not None:
             self.peak_bytes = max(self.peak_bytes or 0, reading.memory_bytes)
+        if reading.loss is not None and len(self.losses) < self.most_read:
+            self.losses[len(self.losses) + 1 if reading.iteration is None else reading.iteration] = reading.loss
         if reading.step_time_s is None or self.is_enough:
             return
         if reading.iteration is not None:

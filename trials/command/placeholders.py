@@ -36,6 +36,7 @@ OF_CONFIG = (
     *(name for name in FURTHER_DIMENSIONS if name != "plan"),  # commands shard layers by hand
     "context_parallel",
     "num_devices",
+    "world_size",
     "num_hosts",
     "hosts",
     "devices_per_host",
@@ -48,6 +49,18 @@ OF_CONFIG = (
     "steps",
     "total_steps",
 )
+
+SIZES_ELSEWHERE = {
+    **dict.fromkeys(("nnodes", "num_nodes", "num_machines", "nodes"), "num_hosts"),
+    **dict.fromkeys(("nproc_per_node", "gpus_per_node", "ntasks_per_node", "num_gpus"), "devices_per_host"),
+    **dict.fromkeys(("num_processes", "nproc", "np", "ntasks"), "num_devices"),
+    **dict.fromkeys(("node_rank", "machine_rank"), "host_rank"),
+    **dict.fromkeys(("master_addr", "main_process_ip"), "master_address"),
+    **dict.fromkeys(("main_process_port",), "master_port"),
+    **dict.fromkeys(("gradient_accumulation_steps",), "num_micro_batches"),
+}
+"""Names of the sizes of a job in launchers (torchrun, mpirun, srun, accelerate, DeepSpeed), and our placeholders."""
+
 VARIABLE = "env:"
 """Beginning of a placeholder of a variable of the environment of `meshtune run`."""
 
@@ -83,7 +96,9 @@ def check_text(text: str, *, flags: bool, knobs: Sequence[str] = (), variables: 
                 raise ConfigError("names no environment variable", value=text, nearest="{env:NAME}")
         elif name not in PLACEHOLDERS and name not in knobs:
             known = (*PLACEHOLDERS, *knobs, *(several if flags else ()))
-            raise ConfigError(f"has no value for {{{name}}}", value=text, nearest=did_you_mean(name, known))
+            ours = SIZES_ELSEWHERE.get(name.lower())
+            nearest = f"{{{ours}}}, which is the same" if ours else did_you_mean(name, known)
+            raise ConfigError(f"has no value for {{{name}}}", value=text, nearest=nearest)
 
 
 def values_of(
@@ -95,6 +110,7 @@ def values_of(
         **further,
         "context_parallel": config.cp * config.up,
         "num_devices": config.num_devices,
+        "world_size": config.num_devices,
         "num_hosts": len(hosts_of(cluster, config)),
         "hosts": ",".join(map(str, hosts_of(cluster, config))),
         "devices_per_host": launched(cluster).devices_per_host,

@@ -19,6 +19,7 @@ import contextlib
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from typing import Any
 from hardware.io.errors import ConfigError
 from hardware.io.input_file import read_input
 from hardware.io.output_file import write_output
+from trials.backend import MAX_LOSSES
 
 CHECKPOINT = "checkpoint"
 """Placeholder of the folder that a trial loads."""
@@ -226,6 +228,21 @@ class TrainingFolder:
         """Replace the file of the state in one step, so that a program that dies leaves the old one."""
         entry = {"study": self.study, "trials": [asdict(each) for each in progress.trials]}
         write_output(self.folder / PROGRESS, json.dumps(entry, indent=1) + "\n", option="trial.training.folder")
+
+
+def losses_of_training(told: Mapping[int, float], first_step: int, last_step: int) -> tuple[tuple[int, float], ...]:
+    """Return the losses of a trial's steps by their steps of the training, at most MAX_LOSSES, evenly spread.
+
+    Args:
+        told: Losses by the numbers of steps in the log: those of the training, or else counted from the trial's start.
+        first_step: Steps of the training before the trial.
+        last_step: Steps of the training after it.
+    """
+    begins = min(told, default=0)
+    shift = first_step if begins < first_step else 0
+    found = sorted((at + shift, loss) for at, loss in told.items() if at + shift <= last_step)
+    every = -(-len(found) // MAX_LOSSES) or 1
+    return tuple(found[::every])
 
 
 def step_in(folder: Path) -> int | None:

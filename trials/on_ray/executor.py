@@ -232,6 +232,15 @@ class RayExecutor:
             return None
         return sum(machine.has(self._backend.hosts[0]) for machine in machines)
 
+    def take(self, backend: AbstractBackend) -> None:
+        """Run later trials on another backend of the study, with the same hosts; those that run go on as they are."""
+        assert backend.hosts == self._backend.hosts, "the slots have been made for these hosts"
+        self._backend = backend
+        self._stored_backend = self._ray.put(backend)
+        for place in self._places:
+            # an actor runs one call after the other, so that this one waits for the trial
+            place.actor.take.remote(self._stored_backend)
+
     def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None = None) -> None:
         """Start a trial on a free slot and return at once; `reduction` is its proxy job, if it runs one."""
         assert self.num_free_slots, "submit needs a free slot: look at num_free_slots first"

@@ -80,6 +80,10 @@ class Slot:
         """Return True once the process runs and the backend has arrived."""
         return True
 
+    def take(self, backend: AbstractBackend) -> None:
+        """Measure later trials on another backend."""
+        self.backend, self.opened = backend, None
+
     def measure(
         self, config: ParallelConfig, reduction: Reduction | None, trial_number: int, attempt: int, mailbox: Any
     ) -> Observation:

@@ -33,6 +33,7 @@ class TrialRow:
         warmup_s: Part of it to compile and in the steps before the measured ones [s]; None if unknown.
         steps_s: Part of it from the first measured step on [s]; None if unknown.
         reason: Sentence on the outcome; empty if there is nothing to say.
+        losses: Steps of the training that the trial has brought forward, each with its loss; CSV files leave them out.
     """
 
     trial: int
@@ -49,6 +50,7 @@ class TrialRow:
     warmup_s: float | None
     steps_s: float | None
     reason: str
+    losses: tuple[tuple[int, float], ...]
 
 
 def trial_rows(records: Sequence[TrialRecord], compared: Comparison | None) -> list[TrialRow]:
@@ -69,7 +71,7 @@ def csv_of(rows: Sequence[TrialRow], dimensions: Sequence[str]) -> str:
         dimensions: Names of the dimensions of a candidate.
     """
     out = io.StringIO()
-    further = [name for name in TrialRow.__dataclass_fields__ if name not in ("trial", "config")]
+    further = [name for name in TrialRow.__dataclass_fields__ if name not in ("trial", "config", "losses")]
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["trial", *dimensions, *further])
     for row in rows:
@@ -93,4 +95,5 @@ def _row(record: TrialRecord, compared: Comparison | None) -> TrialRow:
         elapsed_s=None if observation is None or elapsed_s is None else elapsed_s + observation.lost_s,
         **asdict(parts_of(observation)),
         reason=observation.reason if observation else "",
+        losses=observation.losses if observation else (),
     )

@@ -300,7 +300,7 @@ def run(
             request = load(study, changes, storage)
             if lines is not None:
                 lines.study = request.name
-            prepared = with_plans(request, StoredStudies(request.storage), runs=True)
+            prepared = with_plans(request, StoredStudies(request.storage), runs=True, leaders_first=True)
 
             # Import after reading the study: loading Optuna takes seconds, and mistakes should be told at once.
             from tuner.run.following import run_following

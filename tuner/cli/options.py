@@ -136,7 +136,12 @@ def at_time(request: StudyRequest, at: str | None, network: Path | None) -> tupl
 
 
 def with_plans(
-    request: StudyRequest, stored: StoredStudies, chosen: ParallelConfig | None = None, *, runs: bool = False
+    request: StudyRequest,
+    stored: StoredStudies,
+    chosen: ParallelConfig | None = None,
+    *,
+    runs: bool = False,
+    leaders_first: bool = False,
 ) -> Prepared:
     """Return the study with the sharding of its layers planned; see `prepare`. Planning all shows its progress.
 
@@ -149,8 +154,12 @@ def with_plans(
     planning = request.problem.planning
     if planning.name == "megatron" or chosen is not None or (planning.is_auto and not runs):
         return prepare(request, stored, chosen, runs=runs)
+    notes: list[str] = []
     with PlanningLine() as line:
-        prepared = prepare(request, stored, runs=runs, on_planned=line.show)
+        prepared = prepare(
+            request, stored, runs=runs, leaders_first=leaders_first, on_planned=line.show, on_note=notes.append
+        )
+    warn(notes)
     warn(unused_pins(prepared.problem))
     left = planned_in_words(prepared.problem)
     warn([left] if left else [])

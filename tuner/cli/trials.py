@@ -26,7 +26,7 @@ def trials(
     """Print all trials of a study, which may be running.
 
     Dimensions that have the same value in all trials have no column. The table fits the terminal; --csv and --json
-    leave nothing out.
+    leave nothing out, except that a training's losses are in --json alone.
     """
     if as_csv and as_json:
         raise ConfigError("cannot be combined with --json", key="--csv")

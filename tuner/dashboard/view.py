@@ -8,6 +8,7 @@ The dashboard shows a study's attributes, and notes and artifacts that it stores
     dashboard:TRIAL_ID:note_str:0                 a trial's note
     dashboard:artifacts:TRIAL_ID:ID               a log of the trial
     artifacts:ID                                  the study's report
+    dashboard:plot_data:losses:0                  the losses of the training inside of which the trials ran
 
 All texts are composed when they are read. A user's notes are written to the storage itself and take precedence over
 ours. If there are many trials, only the fastest and the latest have notes. Other studies of the storage are shown
@@ -30,11 +31,13 @@ from optuna import Study
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from plotly.io import to_json
 
 from tuner.dashboard.artifacts import OfferedFile, StudyFiles
 from tuner.dashboard.snapshot import Key, Snapshot, snapshot_of, step_errors
 from tuner.dashboard.study_note import study_facts, study_note
 from tuner.dashboard.trial_note import trial_facts, trial_note
+from tuner.report.sections.training import loss_figure, stretches
 from tuner.run.driver import DRIVER
 from tuner.run.studies import is_driven
 from tuner.search.optuna_inside import FrozenStudy, study_id_of, trial_id_of
@@ -43,6 +46,9 @@ from tuner.study_file.request import StudyRequest
 
 NOTES = "dashboard:"
 """Prefix of the system attributes under which the dashboard keeps notes."""
+
+LOSSES = f"{NOTES}plot_data:losses:0"
+"""System attribute with a figure of the study's own (optuna_dashboard/_custom_plot_data.py)."""
 
 FRESH_S = 1.0
 """Largest age of composed texts [s]: one page requests them several times."""
@@ -74,7 +80,7 @@ class Pages:
     Attributes:
         facts: Figures shown as the study's attributes.
         notes: Notes by the prefix of their attributes' names.
-        files: Files offered by the pages, as system attributes.
+        files: Files offered by the pages, and their own figure, as system attributes.
         trials: Trials in the order of their numbers, with figures in place of their attributes.
     """
 
@@ -177,6 +183,9 @@ class StudyView(BaseStorage):
         notes, shown = {NOTES: study_note(snapshot)}, []
         report = self._files.report()
         files = {f"artifacts:{report.identity}": report.entry}
+        if found := stretches(snapshot.records):
+            figure = loss_figure(found).update_layout(title="Loss of the training", template="plotly_white")
+            files[LOSSES] = to_json(figure, engine="json")
         for trial in trials:
             page = told.get(trial.number)
             shown.append(trial if page is None else _replace_attributes(trial, page.facts))

@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,11 +28,13 @@ from costmodels.step.changed_layers import shape_keys
 from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError
+from trials.backend import TrialAbility
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.stored_subject import as_first_stored, restore_subject
 from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
 from tuner.plans.layer_planning import AUTO_SHAPES, LayerPlanning, shape_text
-from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, summary_of
+from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, sharing_key, summary_of
+from tuner.plans.plan_cache import PlanCache, cache_folder
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.meaning import first_difference
 from tuner.study_file.request import StudyRequest
@@ -43,8 +46,11 @@ if TYPE_CHECKING:  # Optuna takes a second to load
 OnPlanned = Callable[[int, int], None]
 """Function that is told how many shapes are planned, and of how many."""
 
+OnNote = Callable[[str], None]
+"""Function that is told a sentence for the user."""
+
 SHAPES_AT_ONCE = 16
-"""Number of shapes between two such calls; with no more than that, starting processes takes longer than planning."""
+"""Least number of shapes between two progress calls; for no more, starting processes takes longer than planning."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +67,11 @@ class _Found:
     summary: dict[str, Any] | None = None
     by_hand: dict[str, Any] | None = None
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the plans as JSON."""
+        change = None if self.change is None else asdict(self.change)
+        return {"change": change, "summary": self.summary, "by_hand": self.by_hand}
+
 
 def prepare(
     request: StudyRequest,
@@ -68,7 +79,9 @@ def prepare(
     chosen: ParallelConfig | None = None,
     *,
     runs: bool = False,
+    leaders_first: bool = False,
     on_planned: OnPlanned = lambda _, __: None,
+    on_note: OnNote = lambda _: None,
 ) -> Prepared:
     """Return the study with its layers planned, for all candidates or only the chosen configuration.
 
@@ -80,7 +93,10 @@ def prepare(
         stored: Studies in its storage.
         chosen: Configuration that alone is asked about; None for all candidates.
         runs: Whether trials will run the plans.
+        leaders_first: Whether only the leading shapes are planned, where trials may run while others are; see
+            `plan_rest`.
         on_planned: Function that is told the progress.
+        on_note: Function that is told what is wrong with kept plans.
 
     Raises:
         ConfigError: The planner's pins cannot hold, or there are too many candidates to predict.
@@ -97,11 +113,49 @@ def prepare(
         return Prepared(request=request, problem=_with_stored(problem, known))
     study = stored.find(request.name)
     known = None if study is None else _plans_of(request, study)
+    leaders_first = leaders_first and runs and _may_plan_beside_trials(request)
     try:
-        problem = plan_problem(problem, grid_to_plan(problem, chosen), stored=known, on_planned=on_planned)
+        problem = plan_problem(
+            problem,
+            grid_to_plan(problem, chosen),
+            stored=known,
+            leading=leaders_first or problem.planning.is_auto,
+            on_planned=on_planned,
+            on_note=on_note,
+        )
     except ConfigError as error:
         raise error.in_file(request.file) from None
-    return Prepared(request=request, problem=problem)
+    return Prepared(request=request, problem=problem, is_left_to_plan=leaders_first and _num_left(problem) > 0)
+
+
+def plan_rest(prepared: Prepared, on_planned: OnPlanned, on_note: OnNote) -> Prepared:
+    """Return a study of which leading shapes are planned with all of its shapes planned.
+
+    Raises:
+        ConfigError: There are too many candidates to predict.
+    """
+    request, problem = prepared.request, prepared.request.problem
+    known = as_stored(prepared.problem)
+    grid = grid_to_plan(problem, None)
+    planned = plan_problem(problem, grid, stored=known, leading=False, on_planned=on_planned, on_note=on_note)
+    return Prepared(request=request, problem=planned)
+
+
+def _may_plan_beside_trials(request: StudyRequest) -> bool:
+    """Return whether planning disturbs no trial, and nothing but candidates depends on the plans.
+
+    Trials that train may do so on this machine, where their steps would take longer. A mistake in a pin is told before
+    the first trial.
+    """
+    planning, trials = request.problem.planning, request.trials
+    is_simple = trials.proxy is None and not planning.pins and not planning.is_auto
+    return is_simple and TrialAbility.TRAINING not in trials.backend.abilities
+
+
+def _num_left(problem: Problem) -> int:
+    """Return the number of shapes without a plan."""
+    tasks = layer_tasks(problem.setting.job, problem.cluster, problem.space().grid, problem.planning)
+    return sum(shape_text(task.config) not in problem.layer_plans for task in tasks)
 
 
 def prepare_stored(request: StudyRequest, study: Study) -> Prepared:
@@ -119,18 +173,22 @@ def plan_problem(
     grid: ConfigGrid,
     *,
     stored: Mapping[str, Any] | None = None,
+    leading: bool | None = None,
     on_planned: OnPlanned = lambda _, __: None,
+    on_note: OnNote = lambda _: None,
 ) -> Problem:
     """Return the problem with the plans of these candidates, and with the dimension `plan` if some differ.
 
-    Only shapes are planned that `stored` lacks, which `as_stored` returned earlier. Under `auto` they are at most
-    AUTO_SHAPES, those of the fastest predicted candidates.
+    Only shapes are planned that `stored` lacks, which `as_stored` returned earlier.
 
     Args:
         problem: Problem.
         grid: Candidates, with the plan by hand.
         stored: Plans made earlier.
+        leading: Whether at most AUTO_SHAPES shapes are planned, those of the fastest predicted candidates; None for
+            what the planner asks for, which is so under `auto`.
         on_planned: Function that is told the progress.
+        on_note: Function that is told what is wrong with kept plans.
 
     Raises:
         ConfigError: Pins cannot hold.
@@ -141,21 +199,12 @@ def plan_problem(
     plans = dict(stored["plans"]) if stored else {}
     setting = problem.setting
     tasks = layer_tasks(setting.job, setting.cluster, grid, problem.planning)
-    if problem.planning.is_auto and len(tasks) > AUTO_SHAPES:
+    if (problem.planning.is_auto if leading is None else leading) and len(tasks) > AUTO_SHAPES:
         tasks = _leading(problem, grid, tasks)
     tasks = [task for task in tasks if shape_text(task.config) not in plans]
     if not tasks:
         return _with_plans(problem, changes, plans)
-    found: list[_Found] = []
-    on_planned(0, len(tasks))
-    with _start_planner(len(tasks)) as planned:
-        for at in range(0, len(tasks), SHAPES_AT_ONCE):
-            try:
-                found += planned(tasks[at : at + SHAPES_AT_ONCE])
-            except ConfigError as error:
-                raise error.under("planner") from None
-            on_planned(len(found), len(tasks))
-    found = _with_predictions(problem, grid, found)
+    found = _with_predictions(problem, grid, _plan_all(tasks, on_planned, on_note))
     plans |= {shape_text(task.config): each.summary for task, each in zip(tasks, found, strict=True)}
     return _with_plans(problem, [*changes, *(each.change for each in found if each.change is not None)], plans)
 
@@ -219,7 +268,7 @@ def by_hand(problem: Problem, chosen: ParallelConfig) -> dict[str, Any] | None:
     """Return the plan by hand of one configuration in the same form; None where it has nothing to shard."""
     grid = ConfigGrid.from_configs([chosen])
     tasks = layer_tasks(problem.setting.job, problem.cluster, grid, LayerPlanning())
-    return _plan(tasks[0], None).by_hand if tasks else None
+    return _plan(tasks[0]).by_hand if tasks else None
 
 
 def _leading(problem: Problem, grid: ConfigGrid, tasks: Sequence[LayerTask]) -> list[LayerTask]:
@@ -274,19 +323,69 @@ def _change_of(stored: Mapping[str, Any]) -> LayerChange:
     return LayerChange(**{key: freeze(value) for key, value in stored.items()})
 
 
+def _plan_all(tasks: Sequence[LayerTask], on_planned: OnPlanned, on_note: OnNote) -> list[_Found]:
+    """Return the plans of all tasks, in their order: those that an earlier study kept, and new ones, which are kept."""
+    cache = PlanCache(cache_folder())
+    found: dict[int, _Found] = {}
+    for number, task in enumerate(tasks):
+        kept = cache.find(task)
+        if kept is not None:
+            found[number] = _found_of(kept)
+    on_planned(len(found), len(tasks))
+    # Tasks that share their graph and cost tables are planned one after the other, by one process.
+    left = sorted(set(range(len(tasks))) - found.keys(), key=lambda number: sharing_key(tasks[number]))
+    groups = [list(several) for _, several in groupby(left, key=lambda number: sharing_key(tasks[number]))]
+    with _start_planner(len(left)) as planned:
+        for some in _in_batches(groups, SHAPES_AT_ONCE):
+            try:
+                results = planned([[tasks[number] for number in group] for group in some])
+            except ConfigError as error:
+                raise error.under("planner") from None
+            for number, one in zip(chain(*some), chain(*results), strict=True):
+                found[number] = one
+                cache.keep(tasks[number], one.as_json())
+            on_planned(len(found), len(tasks))
+    for note in cache.notes:
+        on_note(note)
+    return [found[number] for number in range(len(tasks))]
+
+
+def _in_batches(groups: Sequence[list[int]], least: int) -> Iterator[list[list[int]]]:
+    """Yield the groups in their order, as many at once as have at least so many entries together."""
+    some: list[list[int]] = []
+    for group in groups:
+        some.append(group)
+        if sum(map(len, some)) >= least:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
 @contextmanager
-def _start_planner(num_tasks: int) -> Iterator[Callable[[Sequence[LayerTask]], list[_Found]]]:
-    """Return a function that plans several shapes, on all cores if there are many."""
+def _start_planner(num_tasks: int) -> Iterator[Callable[[Sequence[Sequence[LayerTask]]], list[list[_Found]]]]:
+    """Return a function that plans several groups of shapes, on all cores if there are many."""
     if num_tasks <= SHAPES_AT_ONCE:
-        yield lambda tasks: [_plan(task, None) for task in tasks]
+        yield lambda groups: [_plan_several(tasks, None) for tasks in groups]
         return
     with ProcessWorkers(os.cpu_count() or 1) as workers:
-        yield lambda tasks: workers.map(_plan, tasks)
+        yield lambda groups: workers.map(_plan_several, groups)
 
 
-def _plan(task: LayerTask, _: AbstractBound | None) -> _Found:
+def _plan_several(tasks: Sequence[LayerTask], _: AbstractBound | None) -> list[_Found]:
+    return [_plan(task) for task in tasks]
+
+
+def _plan(task: LayerTask) -> _Found:
     planned = plan_layer(task)
     if planned is None:
         return _Found()
     same = replace(planned, found=planned.by_hand, cost=planned.by_hand_cost, change=None)
     return _Found(change=planned.change, summary=summary_of(task, planned), by_hand=summary_of(task, same))
+
+
+def _found_of(kept: Mapping[str, Any]) -> _Found:
+    change = kept["change"]
+    return _Found(
+        change=None if change is None else _change_of(change), summary=kept["summary"], by_hand=kept["by_hand"]
+    )

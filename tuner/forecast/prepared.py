@@ -21,10 +21,13 @@ class Prepared:
     Attributes:
         request: Request of the study file, as it stands there.
         problem: Problem of the request, with the planned layers and the dimension `plan` if some differ.
+        is_left_to_plan: Whether only leading shapes of layers are planned, and a run plans the others beside its
+            trials.
     """
 
     request: StudyRequest
     problem: Problem
+    is_left_to_plan: bool = False
 
     @cached_property
     def backend(self) -> AbstractBackend:

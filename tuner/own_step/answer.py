@@ -71,6 +71,12 @@ class OwnAnswer:
         return math.prod(self.mesh.values())
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every device has all of the inputs, or of the arguments, of a mesh of several devices."""
+        leaves = self.groups.get("inputs") or self.groups.get("arguments", ())
+        return self.num_devices > 1 and not any("Shard(" in leaf.spec or "'" in leaf.spec for leaf in leaves)
+
+    @property
     def axes_in_words(self) -> str:
         """Axes and their sizes, such as `data=2, model=4`."""
         return ", ".join(f"{name}={size}" for name, size in self.mesh.items())

@@ -22,6 +22,7 @@ from costmodels.step.step_time import StepEstimate
 from hardware.arrays import FloatArray
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.own_step.plans import OwnCandidate, OwnStepPlans, words_of
+from tuner.planners.doubts import sampled_in_words
 from tuner.space.enumeration import Space, SpaceOptions
 
 if TYPE_CHECKING:  # surrogates load scipy, and only a search needs them
@@ -99,6 +100,7 @@ def space_of(plans: OwnStepPlans, options: SpaceOptions, current: ParallelConfig
 def _warnings(plans: OwnStepPlans, num_before_memory: int, num_kept: int) -> tuple[str, ...]:
     unknown = ", ".join(f"{name} ({count})" for name, count in plans.graph().unknown)
     notes = [f"no sharding rule is known for {unknown}: every device runs it whole"] if unknown else []
+    notes += [words] if (words := sampled_in_words(plans.graph())) else []
     notes += (
         ["nothing fits: no plan leaves enough of a device's memory free"] if num_before_memory and not num_kept else []
     )

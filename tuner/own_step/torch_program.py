@@ -11,6 +11,7 @@ from costmodels.sharding.exports.relayouts import relayouts
 from costmodels.sharding.exports.torch_parallel import Placements, planned_placements, trained_placements
 from costmodels.sharding.frontends.torch.program import Program
 from costmodels.sharding.graph import TensorKind
+from trials.rank_backend import is_cpu_cluster
 from tuner.own_step.answer import LeafSpec, OwnAnswer, micro_batches_argument
 from tuner.own_step.plans import OwnStepPlans
 
@@ -24,6 +25,8 @@ Run as a program, it trains three steps:
 
     torchrun --nproc-per-node $count $file.py
 """
+
+import os
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -45,7 +48,7 @@ $served
 ]
 
 
-def sharded_module(device_type="cpu"):
+def sharded_module(device_type="$device"):
     """Return the module, which trains sharded, and the inputs of the factory; to be called on all ranks."""
     module, inputs, *others = factory($micro)
     mesh = init_device_mesh(device_type, tuple(MESH.values()), mesh_dim_names=tuple(MESH))
@@ -62,11 +65,14 @@ def with_values(tensor):
 
 
 if __name__ == "__main__":
-    torch.distributed.init_process_group("gloo")
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    if device_type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl" if device_type == "cuda" else "gloo")
     torch.manual_seed(0)  # all ranks draw the same inputs
-    module, inputs = sharded_module()
+    module, inputs = sharded_module(device_type)
     if any(tensor.is_meta for tensor in module.parameters()):
-        module.to_empty(device="cpu")
+        module.to_empty(device=device_type)
         for tensor in (*module.parameters(), *module.buffers()):
             torch.nn.init.normal_(tensor, std=0.02) if tensor.is_floating_point() else tensor.detach().zero_()
     inputs = torch.utils._pytree.tree_map_only(torch.Tensor, with_values, inputs)
@@ -95,7 +101,7 @@ def answer_of(plans: OwnStepPlans, chosen: ParallelConfig) -> OwnAnswer:
         world="torch",
         spec_title="placements",
         mesh=dict(zip(names, sizes, strict=True)),
-        mesh_line=f'mesh = init_device_mesh("cpu", {sizes!r}, mesh_dim_names={names!r})',
+        mesh_line=f'mesh = init_device_mesh("{_device_type(plans)}", {sizes!r}, mesh_dim_names={names!r})',
         groups={
             "parameters": _leaves(types, trained_placements(plan, states)),
             "inputs": _leaves(types, planned_placements(plan, inputs)),
@@ -103,6 +109,11 @@ def answer_of(plans: OwnStepPlans, chosen: ParallelConfig) -> OwnAnswer:
         served=tuple(map(tuple, plan.served.T.tolist())),
         num_changes=len(relayouts(plan)),
     )
+
+
+def _device_type(plans: OwnStepPlans) -> str:
+    """Return torch's name for the devices of the plans' cluster."""
+    return "cpu" if is_cpu_cluster(plans.cluster) else "cuda"
 
 
 def usage_lines(file: str) -> tuple[str, str, str]:
@@ -121,6 +132,7 @@ def program_text(plans: OwnStepPlans, chosen: ParallelConfig, *, known: str, fil
     module, _, function = plans.factory.partition(":")
     return PROGRAM.substitute(
         factory=plans.factory,
+        device=_device_type(plans),
         axes=answer.axes_in_words,
         known=known,
         file=file,

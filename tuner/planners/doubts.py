@@ -11,6 +11,9 @@ from hardware.io.errors import ConfigError
 MOST_LENGTHS = 12
 """Most lengths of dims that a warning lists."""
 
+MOST_SAMPLED = 4
+"""Most values of the sample that a warning lists."""
+
 
 def check_known(graph: Graph, *, strict: bool) -> None:
     """Check that each operator of a graph has a sharding rule; with `strict` it must.
@@ -52,3 +55,18 @@ def warn_of_useless(graph: Graph, mesh: DeviceMesh) -> None:
             f"other's work. Lengths that can be cut: {', '.join(map(str, sorted(sizes)[:MOST_LENGTHS]))}",
             stacklevel=3,
         )
+
+
+def sampled_in_words(graph: Graph) -> str:
+    """Return on which values of the sample a plan depends, in words; empty if on none."""
+    if not graph.sampled:
+        return ""
+    more = len(graph.sampled) - MOST_SAMPLED
+    told = "; ".join(graph.sampled[:MOST_SAMPLED]) + (f"; and {more} more" if more > 0 else "")
+    return f"the step is that of inputs from which the code reads the same: {told}"
+
+
+def warn_of_sampled(graph: Graph) -> None:
+    """Warn of values of the sample on which a plan depends; `parallelize` reads them in each call."""
+    if words := sampled_in_words(graph):
+        warnings.warn(f"{graph.name}: {words}", stacklevel=3)

@@ -37,7 +37,7 @@ from costmodels.sharding.frontends.torch.graph import MOMENTS, graph_of
 from costmodels.sharding.frontends.torch.program import Loss, Program, input_names, trace_module
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
-from tuner.planners.doubts import check_known, warn_of_useless
+from tuner.planners.doubts import check_known, warn_of_sampled, warn_of_useless
 from tuner.planners.planning import WHOLE_AXES, Planned, PlannerOptions, plan_graph
 
 
@@ -68,7 +68,7 @@ class TorchPlan:
         inputs: Tree like the tuple of inputs, with placements for tensors and None for everything else.
         gradients: Placements of the parameters' gradients in the plan, by the parameters' names.
         redistributions: Changes of layouts in the plan, in the order of the operators.
-        unsaid: Redistributions that DTensor can't do as the plan does.
+        unsaid: Redistributions that contiguous parts can't do as the plan does.
     """
 
     planned: Planned
@@ -216,7 +216,8 @@ def plan_torch(
             that fits, or an operator has no rule and `strict` is set.
 
     Warns:
-        UserWarning: an operator has no rule, or a dim of the mesh divides no dim that can be cut.
+        UserWarning: an operator has no rule, a dim of the mesh divides no dim that can be cut, or the plan depends on
+            values of the inputs.
     """
     if not isinstance(module, torch.nn.Module):
         raise ConfigError(
@@ -238,6 +239,7 @@ def plan_torch(
         return other, plan_graph(other_graph, own_mesh, options).plan
 
     warn_of_useless(graph, found.plan.mesh)
+    warn_of_sampled(graph)
     plan, words = found.plan, torch_placements(found.plan)
     known = {tensor.name for tensor in plan.graph.tensors}
     named = tensors_of(module)
@@ -255,8 +257,8 @@ def plan_torch(
             Unsaid(
                 tensor=tensor,
                 op=op,
-                why="two dims of the mesh shard one dim of the tensor, and DTensor takes the earlier one as the major "
-                "one; this change of layout does not keep that order, so that DTensor sends more than the plan says",
+                why="two dims of the mesh shard one dim of the tensor, the earlier one as the major one; this change "
+                "of layout does not keep that order, so that it sends other bytes than the plan says",
             )
             for tensor, op in words.broken
         ),

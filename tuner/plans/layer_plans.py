@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,20 @@ def layer_tasks(job: TrainingJob, cluster: Cluster, grid: ConfigGrid, planning: 
     return found
 
 
+def sharing_key(task: LayerTask) -> tuple[int, ...]:
+    """Return a key that is equal for tasks of one job that share their graph and cost tables.
+
+    They are planned fastest one after the other.
+    """
+    sizes = tuple((layer_axes(task.config) or {}).values())
+    return (task.num_micro_batches, _sequences_of(task), *sizes)
+
+
+def _sequences_of(task: LayerTask) -> int:
+    """Return the number of sequences in the micro-batches that the devices of the mesh work on together."""
+    return task.config.mbs * (layer_axes(task.config) or {}).get("dp", 1)
+
+
 def plan_layer(task: LayerTask) -> PlannedLayer | None:
     """Plan one shape; None if there is no plan by hand to compare with.
 
@@ -135,10 +150,25 @@ def _layers_of(task: LayerTask) -> tuple[Graph, DeviceMesh]:
     """Build the graph of the layers to plan, and the mesh of the shape."""
     axes = layer_axes(task.config)
     assert axes, "a planned shape has an axis"
-    job = replace(task.job, model=planned_layers(task.job.model))
-    graph = transformer_graph(job, micro_batch_size=task.config.mbs * axes.get("dp", 1))
     mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=task.cluster)
-    return repeat_micro_batches(graph, task.num_micro_batches), mesh
+    return _graph_of(task.job, _sequences_of(task), task.num_micro_batches), mesh
+
+
+@lru_cache(maxsize=64)
+def _graph_of(job: TrainingJob, micro_batch_size: int, num_micro_batches: int) -> Graph:
+    """Return the graph of the layers to plan; shapes that differ in their mesh alone share it."""
+    graph = transformer_graph(replace(job, model=planned_layers(job.model)), micro_batch_size=micro_batch_size)
+    return repeat_micro_batches(graph, num_micro_batches)
+
+
+@lru_cache(maxsize=8)
+def _terms_of(graph: Graph, sizes: tuple[int, ...], cluster: Cluster) -> ShardingTerms:
+    """Return the cost tables of a graph; meshes that differ in the names of their axes alone share them."""
+    return ShardingTerms(graph, _unnamed_mesh(sizes, cluster))
+
+
+def _unnamed_mesh(sizes: tuple[int, ...], cluster: Cluster) -> DeviceMesh:
+    return DeviceMesh(names=tuple(map(str, range(len(sizes)))), sizes=sizes, cluster=cluster)
 
 
 def _find_cheapest(
@@ -153,26 +183,30 @@ def _find_cheapest(
     if planning.name == "megatron":
         return None
     graph, mesh = by_hand.graph, by_hand.mesh
-    own_mesh, levels = whole(mesh)
-    # Prices of rows and edges are only needed for the descent, which changes one axis at a time.
-    terms = None if planning.name == "recursive" else ShardingTerms(graph, own_mesh)
     charge = _no_more_than(by_hand)
     is_pinned = any(pin != _void(pin) for pin in pins)
-    search = PinnedSearch(graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, descent=terms, charge=charge)
     # Two starting points: the planner's own plan, and the plan by hand with the pins applied (improved by descent).
-    plans: list[Plan] = [search.plan(pins, counterfactuals=False).plan]
-    held = resolve_pins(pins, graph, mesh, levels)
+    if is_pinned:
+        own, own_cost = _own_plan(planning.name, graph, mesh, charge, pins)
+    else:
+        own, own_cost = _own_plan_without_pins(planning.name, graph, mesh.sizes, mesh.cluster, charge)
+        own = replace(own, mesh=mesh)
+    plans: list[Plan] = [own]
+    held = resolve_pins(pins, graph, mesh, whole(mesh)[1])
     if planning.name == "toast":
         plans.append(_grow_toast(plans[0], held, limit))
     start = _with_pins(by_hand, held)
     plans.append(start)
-    if terms is not None:
+    if planning.name != "recursive":
+        terms = _terms_of(graph, mesh.sizes, mesh.cluster)
         # the first plan comes from a descent with these charges already
         plans[1:] = [
             descend(plan, terms, is_open=held.restriction, charge=together(held.charge, charge)).plan
             for plan in plans[1:]
         ]
-    costs = [(plan, cost_of(plan)) for plan in plans]
+    # Both descents often end in one plan, or where they began.
+    known = {plan.served.tobytes(): cost for plan, cost in ((by_hand, limit), (own, own_cost))}
+    costs = [(plan, known.get(plan.served.tobytes()) or cost_of(plan)) for plan in plans]
     # No plan may hold more weights or gradients than the plan by hand. Among the rest, those without more memory
     # come first, then the fastest.
     fitting = [
@@ -188,6 +222,26 @@ def _find_cheapest(
     return cheapest if is_faster and not needs_more else None
 
 
+def _own_plan(
+    planner: str, graph: Graph, mesh: DeviceMesh, charge: Charge, pins: Sequence[Pin]
+) -> tuple[Plan, PlanCost]:
+    """Return D-Rec's plan under the pins, improved by descent unless D-Rec alone is the planner."""
+    own_mesh, levels = whole(mesh)
+    # Prices of rows and edges are only needed for the descent, which changes one axis at a time.
+    terms = None if planner == "recursive" else _terms_of(graph, own_mesh.sizes, own_mesh.cluster)
+    search = PinnedSearch(graph=graph, mesh=mesh, refined_mesh=own_mesh, levels=levels, descent=terms, charge=charge)
+    found = search.plan(pins, counterfactuals=False)
+    return found.plan, found.cost
+
+
+@lru_cache(maxsize=8)
+def _own_plan_without_pins(
+    planner: str, graph: Graph, sizes: tuple[int, ...], cluster: Cluster, charge: Charge
+) -> tuple[Plan, PlanCost]:
+    """Return the same plan without pins, which depends on no name of an axis."""
+    return _own_plan(planner, graph, _unnamed_mesh(sizes, cluster), charge, ())
+
+
 def _grow_toast(start: Plan, held: Pinned, limit: PlanCost) -> Plan:
     """Return TOAST's plan, from the given plan and plans by hand, below the memory of the plan by hand if it can."""
     options = ToastOptions(memory_bytes=limit.peak_memory_bytes)
@@ -200,26 +254,36 @@ def _no_more_than(plan: Plan) -> Charge:
     Gradients count as their operator leaves them, since the gradients of several micro-batches are summed in that form.
     """
     graph, sizes = plan.graph, plan.mesh.sizes
-
-    def held(number: int, row: Row) -> float:
-        """Compute the device's part of an operator's results that persist across micro-batches."""
-        op = graph.ops[number]
-        if runs_once(graph, number):
-            # Operators of the update: weights and moments are cut by every axis that the operator serves.
-            return 1 / math.prod(size for size, factor in zip(sizes, row, strict=True) if factor != NONE)
-        return sum(
-            graph.tensors[tensor].num_bytes * local_share(written_layout(op.rule, slot, row), sizes)
-            for slot, tensor in enumerate(op.results)
-            if graph.tensors[tensor].kind is TensorKind.GRADIENT
-        )
-
     # Share that the given plan holds of each operator's persistent results; rows above it are charged.
-    most = [held(number, tuple(row)) for number, row in enumerate(plan.served.tolist())]
+    most = tuple(_held(graph, sizes, number, tuple(row)) for number, row in enumerate(plan.served.tolist()))
+    return _charge_above(graph, sizes, most)
 
+
+@lru_cache(maxsize=8)
+def _charge_above(graph: Graph, sizes: tuple[int, ...], most: tuple[float, ...]) -> Charge:
+    """Return a charge on rows that leave more of an operator's persistent results on a device than `most` [o].
+
+    Equal arguments lead to the same function, so that shapes share what rests on it.
+    """
+
+    @cache
     def charge(number: int, row: Row) -> float:
-        return TOO_MUCH_S if most[number] and held(number, row) > most[number] * (1 + ROUNDING) else 0.0
+        return TOO_MUCH_S if most[number] and _held(graph, sizes, number, row) > most[number] * (1 + ROUNDING) else 0.0
 
     return charge
+
+
+def _held(graph: Graph, sizes: Sequence[int], number: int, row: Row) -> float:
+    """Compute the device's part of an operator's results that persist across micro-batches."""
+    op = graph.ops[number]
+    if runs_once(graph, number):
+        # Operators of the update: weights and moments are cut by every axis that the operator serves.
+        return 1 / math.prod(size for size, factor in zip(sizes, row, strict=True) if factor != NONE)
+    return sum(
+        graph.tensors[tensor].num_bytes * local_share(written_layout(op.rule, slot, row), sizes)
+        for slot, tensor in enumerate(op.results)
+        if graph.tensors[tensor].kind is TensorKind.GRADIENT
+    )
 
 
 def _pins_of(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh) -> tuple[Pin, ...]:

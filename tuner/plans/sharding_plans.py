@@ -16,6 +16,7 @@ from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan_totals import collective_lines, collectives_by_kind
 from hardware.device import GIB
 from hardware.io.errors import ConfigError
+from tuner.planners.doubts import sampled_in_words
 from tuner.planners.judged import Verdict
 from tuner.planners.planning import Planned
 from tuner.planners.sharding.manumatic import Perturbed, PinReport
@@ -107,6 +108,7 @@ def plan_json(planned: Planned) -> dict[str, Any]:
         ],
         "pins": [_pin_json(report) for report in planned.found.reports],
         "unknown_primitives": dict(graph.unknown),
+        "sampled_values": list(graph.sampled),
         **({} if planned.perturbed is None else {"diagnosis": _diagnosis_json(planned, planned.perturbed)}),
     }
 
@@ -171,6 +173,8 @@ def in_lines(planned: Planned) -> list[str]:
     if plan.graph.unknown:
         found = ", ".join(f"{name} ({count} times)" for name, count in plan.graph.unknown)
         lines.append(f"no sharding rule is known for {found}; their operands and results are not sharded")
+    if words := sampled_in_words(plan.graph):
+        lines.append(words)
     return lines
 
 

@@ -26,6 +26,7 @@ from tuner.report.sections.pruning import pruning_section
 from tuner.report.sections.shardings import shardings_section
 from tuner.report.sections.space_map import map_section
 from tuner.report.sections.summary import summary_section
+from tuner.report.sections.training import training_section
 from tuner.report.sections.trials import trials_section
 from tuner.report.style import COPY_SCRIPT, STYLE, WITHOUT_SCRIPTS
 from tuner.report.words import plural
@@ -38,6 +39,7 @@ SECTIONS: tuple[tuple[Section, Ability | None], ...] = (
     (shardings_section, Ability.SHARDINGS),
     (warnings_section, None),
     (progress_section, None),
+    (training_section, None),
     (trials_section, None),
     (conclusions_section, None),
     (time_section, None),

@@ -54,5 +54,6 @@ def format_value(value: Value) -> str:
 
 def in_short(values: Mapping[str, Value]) -> str:
     """Format a configuration without its degrees of 1, such as `tp 8 · dp 16 · zero_stage 1`."""
-    parts = [f"{name} {format_value(value)}" for name, value in values.items() if name not in DEGREES or value != 1]
+    told = ((name, value) for name, value in values.items() if (name not in DEGREES or value != 1) and value != "")
+    parts = [f"{name} {format_value(value)}" for name, value in told]
     return SEPARATOR.join(parts) or "all degrees 1"

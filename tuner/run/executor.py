@@ -7,7 +7,7 @@ from typing import Protocol
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
-from trials.backend import Observation
+from trials.backend import AbstractBackend, Observation
 
 
 class Executor(Protocol):
@@ -32,6 +32,9 @@ class Executor(Protocol):
     @property
     def queued(self) -> tuple[int, ...]:
         """Numbers of the trials that wait for their devices in a queue, as of the last `poll`."""
+
+    def take(self, backend: AbstractBackend, /) -> None:
+        """Run later trials on another backend of the study; those that run go on as they are."""
 
     def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None, /) -> None:
         """Start a trial of the study's job, or of a smaller one, on a free slot and return at once."""

@@ -102,7 +102,7 @@ def run_following(
     if not request.problem.subject.has(Ability.FEWER_HOSTS) or not (follows_trace or follows_ray):
         executor = None if executor_of is None else executor_of(prepared)
         result = run_study(prepared, on_progress=on_progress, ray_address=ray_address, executor=executor, clock=clock)
-        return Followed(result=result, prepared=prepared, hosts=everywhere)
+        return Followed(result=result, prepared=result.prepared or prepared, hosts=everywhere)
     following = _Following(prepared, on_hosts, everywhere)
     hosts = following.first_hosts() if follows_trace else everywhere
     has_moved = False
@@ -128,7 +128,9 @@ def run_following(
         else:
             if result.stop_reason is not StopReason.HOSTS:
                 warnings = (*result.warnings, *(phase.in_words for phase in phases_of(request, following.stored)))
-                return Followed(result=replace(result, warnings=warnings), prepared=phase, hosts=hosts)
+                return Followed(
+                    result=replace(result, warnings=warnings), prepared=result.prepared or phase, hosts=hosts
+                )
             left = result.hosts
         hosts, has_moved = left, True
         on_progress(

@@ -27,6 +27,7 @@ from tuner.search.constraints import MEMORY_ATTRIBUTE
 from tuner.search.gain import GAIN, gain_in
 from tuner.search.observations import FAILS_ALIKE, OBSERVATION, STATUS
 from tuner.search.optuna_inside import create_trial_in, study_id_of, trial_id_of
+from tuner.search.parameters import params_of
 from tuner.search.population import P_STAR
 from tuner.search.pruning import reported_steps
 from tuner.search.stopping import StopReason
@@ -71,6 +72,21 @@ class Ledger:
             (each.number, each.observation) for each in self.trials.records if each.finished and each.observation
         ]
         self.fails_alike: tuple[int, ...] = ()
+
+    def go_on_with(self, tasks: Tasks) -> None:
+        """Go on with other tasks of the same study, whose candidates are all of these and more."""
+        choices = self.tasks.sampler.choices
+        self.live = {
+            number: task
+            if task.position is None
+            else replace(task, position=tasks.sampler.position_of(params_of(choices.values(task.position))))
+            for number, task in self.live.items()
+        }
+        self.tasks = tasks
+        problem = tasks.prepared.problem
+        stored = self.storage.get_all_trials(study_id_of(self.study), deepcopy=False)
+        self.trials.read(stored, problem.dimensions, tasks.sampler)
+        self.reference = reference_of(problem, self.study)
 
     @property
     def storage(self) -> BaseStorage:

@@ -24,6 +24,7 @@ from tuner.run.budgets import RunBudgets
 from tuner.run.driver import claim, interrupts_held
 from tuner.run.executor import Executor
 from tuner.run.hosts import Expected, HostWatch
+from tuner.run.later_plans import LaterPlans
 from tuner.run.ledger import Ledger
 from tuner.run.progress import Progress, RunResult
 from tuner.run.rehearsing import Rehearsals
@@ -37,6 +38,7 @@ from tuner.search.population import P_STAR
 from tuner.search.prior import ignore_progress
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.pruning import StepReports
+from tuner.search.sampler import ThompsonSampler
 from tuner.search.stopping import StopReason
 from tuner.search.waiting import Wait
 from tuner.storage.history import make_tables, past_of
@@ -45,6 +47,9 @@ from tuner.storage.record import HISTORY, LAYER_PLANS, OWN_PLANS, SPENT_S, STOP_
 from tuner.study_file.request import StudyRequest
 
 POLL_S = 1.0
+
+SETTLED = (StopReason.CONFIDENT, StopReason.EXHAUSTED)
+"""Reasons to stop that no longer hold when there are more candidates."""
 
 
 def run_study(
@@ -135,9 +140,11 @@ def run_study(
                 elapsed_s=lambda: clock() - started_s,
                 wall_clock=wall_clock,
                 rehearsals=rehearsals_of(ledger),
+                plans=LaterPlans(prepared),
+                sampler_of=lambda planned: make_sampler(planned, past, on_note=tell),
             )
             stop_reason = loop.drive(executor)
-        attributes = ledger.study.user_attrs
+        attributes, tasks = ledger.study.user_attrs, ledger.tasks
         best, extrapolated = answer_of(ledger.trials.records, attributes)
         return RunResult(
             records=ledger.trials.records,
@@ -146,8 +153,9 @@ def run_study(
             stop_reason=stop_reason,
             fails_alike=ledger.fails_alike,
             p_star=float(attributes.get(P_STAR, 0.0)),
-            num_candidates=sampler.choices.num_candidates,
+            num_candidates=tasks.sampler.choices.num_candidates,
             warnings=(*candidates.space.warnings, *past.warnings, *_warn_of_proxies(sampler.proxies)),
+            prepared=tasks.prepared,
             reference=ledger.reference,
             gain=gain_in(attributes),
             hosts=hosts.others if stop_reason is StopReason.HOSTS else (),
@@ -158,13 +166,15 @@ def _warn_of_proxies(proxies: ProxyPlan | None) -> tuple[str, ...]:
     """Return a warning of the candidates that no proxy can be run for, if there are any."""
     if proxies is not None and proxies.has_none and not proxies.options.full_trials:
         few = f"the {proxies.options.hosts} hosts of trial.proxy" if proxies.options.hosts > 1 else "one host"
-        return (f"no trial could run: on {few} no smaller job of the likely candidates fits into memory",)
+        stage = "" if proxies.options.stage else "; with trial.proxy.stage: true one of their stages may run alone"
+        return (f"no trial could run: on {few} no smaller job of the likely candidates has room{stage}",)
     if proxies is None or not proxies.num_too_wide:
         return ()
     what = "are tried at full size only" if proxies.options.full_trials else "are judged by predictions alone"
+    stages = "one of their stages" if proxies.options.stage else "one of their stages, or two of a pipeline"
     return (
-        f"{proxies.num_too_wide:,} of {len(proxies.grid):,} candidates {what}: their tp*cp*up is more than the devices "
-        f"of the {proxies.options.hosts} hosts that trial.proxy allows",
+        f"{proxies.num_too_wide:,} of {len(proxies.grid):,} candidates {what}: the {proxies.options.hosts} hosts that "
+        f"trial.proxy allows have fewer than the tp*cp*up devices of {stages}",
     )
 
 
@@ -181,6 +191,8 @@ class Loop:
         elapsed_s: Function that returns the time that the study has run, in all its runs [s].
         wall_clock: Function that returns the seconds since the epoch.
         rehearsals: Rehearsals of candidates before their trials.
+        plans: Plans that are made beside the trials.
+        sampler_of: Function that returns the sampler of the study with other plans.
     """
 
     ledger: Ledger
@@ -191,6 +203,8 @@ class Loop:
     elapsed_s: Callable[[], float]
     wall_clock: Callable[[], float]
     rehearsals: Rehearsals
+    plans: LaterPlans
+    sampler_of: Callable[[Prepared], ThompsonSampler]
 
     def drive(self, executor: AbstractContextManager[Executor]) -> StopReason:
         """Ask, submit, poll and record until there is a reason to stop, then give the claim up; return the reason.
@@ -206,6 +220,7 @@ class Loop:
 
         try:
             with ExitStack() as last, ExitStack() as first:
+                first.callback(self.plans.close)
                 first.callback(give_up)
                 with interrupts_held():
                     todo = adopt(self.ledger)
@@ -221,6 +236,7 @@ class Loop:
                 self.ledger.keep(told)
                 first.callback(self.rehearsals.close)
                 self.rehearsals.begin()
+                self.plans.begin()
                 self.reporter.tell(self.elapsed_s(), opening=self.reporter.opening(todo))
                 left_over = self._end_left_over()
                 running = last.enter_context(executor)
@@ -239,10 +255,17 @@ class Loop:
             if ledger.claim.renew(now_s=self.wall_clock()):
                 with ledger.claim.together():
                     ledger.study.set_user_attr(SPENT_S, self.elapsed_s())
+            if (planned := self.plans.take()) is not None:
+                self._go_on_with(planned, running)
             moves = self.hosts.finds_others(running, elapsed_s := self.elapsed_s())
             reason = StopReason.HOSTS if moves else self.budgets.reason_to_stop(elapsed_s)
             todo = self.budgets.allowed(todo, reason)
             reason = self._fill_slots(running, todo, reason)
+            if self.plans.is_busy and reason in SETTLED and not running.pending:
+                # what is planned may be faster than all that was tried
+                if (planned := self.plans.take(POLL_S)) is not None:
+                    self._go_on_with(planned, running)
+                continue
             if reason is not None and self._is_over(moves=moves, waits=bool(todo), pending=running.pending):
                 return reason
             self.rehearsals.go_ahead()
@@ -257,6 +280,16 @@ class Loop:
                 self.budgets.end_early(running, self.elapsed_s())
             records = ledger.trials.records_of(number for number, _ in ended)
             self.reporter.tell(self.elapsed_s(), ended=records, queued=running.queued)
+
+    def _go_on_with(self, prepared: Prepared, running: Executor) -> None:
+        """Go on with the candidates of all plans."""
+        tasks = Tasks(prepared=prepared, sampler=self.sampler_of(prepared))
+        with interrupts_held():
+            self.ledger.keep({LAYER_PLANS: as_stored(prepared.problem)})
+            self.ledger.go_on_with(tasks)
+            running.take(prepared.backend_of_run)
+        note = f"all {len(prepared.problem.layer_plans)} shapes of layers are planned"
+        self.reporter.tell(self.elapsed_s(), note="; ".join((note, *self.plans.notes)))
 
     def _fill_slots(self, running: Executor, todo: list[Asked], reason: StopReason | None) -> StopReason | None:
         """Start trials on free slots until there is a reason to stop or to wait; return the reason to stop.

@@ -51,6 +51,11 @@ class OwnTrials:
         sampler: ThompsonSampler,
         device_s_of: Callable[[TrialRecord], float],
     ) -> None:
+        self._device_s_of = device_s_of
+        self.read(trials, dimensions, sampler)
+
+    def read(self, trials: Sequence[FrozenTrial], dimensions: Sequence[str], sampler: ThompsonSampler) -> None:
+        """Read all trials of the study, in place of those that are known; see the arguments of the class."""
         self._dimensions = frozenset(dimensions) - {PLAN}  # without it the plan is that by hand
         self._has_plans = PLAN in dimensions
         self._sampler = sampler
@@ -63,7 +68,6 @@ class OwnTrials:
         self._first: TrialRecord | None = None  # of the trial with the smallest number
         self._of_params: dict[frozenset[tuple[str, Any]], list[TrialRecord]] = defaultdict(list)
         self._excused: set[int] = set()
-        self._device_s_of = device_s_of
         self.device_s = 0.0
         self.by_status: Counter[str] = Counter()
         self._observations: Observations | None = None

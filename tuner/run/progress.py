@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from costmodels.job.parallel_config import Value
 from tuner.answers.comparison import Comparison
 from tuner.answers.reference import Reference
+from tuner.forecast.prepared import Prepared
 from tuner.run.opening import Opening
 from tuner.search.gain import KnownGain
 from tuner.search.proxy.extrapolation import Extrapolated
@@ -80,6 +81,7 @@ class RunResult:
         gain: Gain over that by the posterior, as far as it is known.
         warnings: Sentences that a user should know.
         hosts: Hosts that are there, where the run ended because they have changed; else none.
+        prepared: Study with all plans that were made; None if it has none that the caller lacks.
     """
 
     stop_reason: StopReason
@@ -93,3 +95,4 @@ class RunResult:
     reference: Reference | None = None
     gain: KnownGain | None = None
     hosts: tuple[int, ...] = ()
+    prepared: Prepared | None = None

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from costmodels.blocks.operator import OpKind, Phase
 from hardware.io.errors import ConfigError, quote_value
-from trials.backend import MAX_LOG_TAIL, Observation, Status
+from trials.backend import MAX_LOG_TAIL, MAX_LOSSES, Observation, Status
 from tuner.search.failures import LEARNED
 from tuner.search.gain import GAIN
 from tuner.search.observations import FAILS_ALIKE, OBSERVATION, STATUS
@@ -40,6 +40,7 @@ NotNegative = Annotated[float, Field(ge=0, le=MOST)]
 Positive = Annotated[float, Field(ge=LEAST, le=MOST)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
+_Loss = Annotated[tuple[Count, Finite], Field(strict=False)]  # JSON has lists only
 
 
 class _Form(BaseModel):
@@ -74,6 +75,7 @@ class _Observation(_Form):
     clock: str = ""
     taken_from: str = ""
     conditions: dict[str, Finite] = Field(default_factory=dict)
+    losses: Annotated[list[_Loss], Field(max_length=MAX_LOSSES)] = Field(default_factory=list)
 
 
 class _Prediction(_Form):
@@ -151,7 +153,7 @@ class _Gain(_Form):
 
 class _Plans(_Form):
     changes: list[dict[str, Any]]
-    plans: dict[str, dict[str, Any]]
+    plans: dict[str, dict[str, Any] | None]
 
 
 class _OwnPlan(_Form):

@@ -19,6 +19,8 @@ def print_shardings(file: str, shardings: Shardings) -> None:
 
     answer = shardings.answer
     typer.echo(f"  {answer.mesh_line}")
+    if answer.is_whole:
+        typer.echo("  the plan leaves the batch whole: every device has all inputs, whatever dp the mesh has")
     for name, leaves in answer.groups.items():
         shown = [leaf for leaf in leaves if leaf.path not in answer.kept or name != "outputs"]
         if name == "outputs":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -47,6 +47,8 @@ class Seen:
         verdict: Decision about a change.
         events: Events since the answer before.
         wall_s: Wall clock [s].
+        in_training: State of the training whose checkpoint a change goes on from, as its backend tells it; None if the
+            study knows of none.
     """
 
     look: Look
@@ -55,6 +57,7 @@ class Seen:
     verdict: Verdict
     events: Sequence[HostEvent | LinkEvent]
     wall_s: float
+    in_training: Mapping[str, Any] | None = None
 
 
 def answer_of(prepared: Prepared, watched: Watched, seen: Seen) -> Answer:
@@ -82,6 +85,7 @@ def answer_of(prepared: Prepared, watched: Watched, seen: Seen) -> Answer:
         "pays_after_s": change.pays_after_s if change and math.isfinite(change.pays_after_s) else None,
         "due_s": verdict.due_s,
         "reason": _reason(seen),
+        "in_training": seen.in_training,
         "trials": present.num_trials,
     }
     short = "; ".join(
@@ -181,4 +185,5 @@ def _lines(problem: Problem, seen: Seen, payload: dict[str, Any]) -> list[str]:
     if verdict.decision == Decision.CHANGE:
         lines += [f"    {line}" for line in payload["flags"]["text"].rstrip("\n").splitlines()]
         lines += [f"  note: {note}" for note in payload["flags"]["notes"]]
+        lines += [f"  {seen.in_training['in_words']}."] if seen.in_training else []
     return lines

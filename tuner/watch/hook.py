@@ -46,7 +46,7 @@ def call_hook(command: str, payload: Mapping[str, Any]) -> str:
     standard error, since standard output belongs to the answers.
     """
     flags = payload["flags"] or {}
-    best = payload["best"] or {}
+    best, training = payload["best"] or {}, payload["in_training"] or {}
     environment = {
         **os.environ,
         "MESHTUNE_DECISION": payload["decision"],
@@ -56,6 +56,8 @@ def call_hook(command: str, payload: Mapping[str, Any]) -> str:
         "MESHTUNE_CONFIG": ",".join(f"{name}={value}" for name, value in best.get("config", {}).items()),
         "MESHTUNE_FLAGS": flags.get("text", ""),
         "MESHTUNE_TARGET": flags.get("target", ""),
+        "MESHTUNE_CHECKPOINT": training.get("checkpoint", ""),
+        "MESHTUNE_STEP": str(training.get("step", "")),
     }
     text = (json.dumps(payload, allow_nan=False) + "\n").encode()
     try:

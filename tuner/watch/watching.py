@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.dynamics import HostEvent, LinkEvent, Trace
@@ -93,7 +94,7 @@ class _Watch:
         self._look: Look | None = None
         self._present: Present | None = None
         self._due_in_s = float("inf")
-        self._trouble = ""
+        self._trouble = self._unread = ""
 
     def begin(self, running: ParallelConfig | None) -> None:
         """Look for the first time, and answer in any case."""
@@ -162,7 +163,15 @@ class _Watch:
             if host < len(self._kept.ran_on)
         )
         verdict = decide(standing, present, look.now_s, self._rules, is_broken=is_broken)
-        seen = Seen(look=look, present=present, standing=standing, verdict=verdict, events=events, wall_s=self._clock())
+        seen = Seen(
+            look=look,
+            present=present,
+            standing=standing,
+            verdict=verdict,
+            events=events,
+            wall_s=self._clock(),
+            in_training=self._in_training(),
+        )
         answer = answer_of(self._watched.prepared, self._watched, seen)
         self._due_in_s = next_look_s(verdict) - look.now_s
         self._kept = replace(self._kept, standing=standing)
@@ -183,6 +192,16 @@ class _Watch:
                 after = replace(seen, standing=standing, verdict=verdict)
                 self._kept = replace(self._kept, told=answer_of(self._watched.prepared, self._watched, after).short)
         self._keep()
+
+    def _in_training(self) -> Mapping[str, Any] | None:
+        """Return the state of the study's training; None without one, or if it cannot be read, which is told once."""
+        try:
+            return self._watched.prepared.request.trials.backend.in_training()
+        except ConfigError as error:
+            if str(error) != self._unread:
+                self._doing.on_trouble(str(error))
+            self._unread = str(error)
+            return None
 
     def _keep(self) -> None:
         if isinstance(self._hosts, NodeHosts):

@@ -1,11 +1,11 @@
 """Application of a plan to a traced torch step: each rank computes its parts, with the plan's collectives in between.
 
 The operators of the trace run one after the other, each on this rank's parts, in the layout in which the plan serves it
-(`torch_local`). Where layouts differ, DTensor redistributes: it gathers, exchanges and adds up. Sums that nothing reads
-yet, such as gradients, are added up in buckets (`torch_buckets`). Views that were folded
-into an operator's rule are applied to its parts. Values that depend on no argument are computed whole on every rank,
-which keeps its part of them. This includes random numbers: all ranks draw the whole, from the state of the first rank's
-generator, so that they draw what a single process would.
+(`torch_local`). Where layouts differ, parts are moved (`torch_changes`). Sums that nothing reads yet, such as
+gradients, are added up in buckets (`torch_buckets`). Views that were folded into an operator's rule are applied to its
+parts. Values that depend on no argument are computed whole on every rank, which keeps its part of them. This includes
+random numbers: all ranks draw the whole, from the state of the first rank's generator, so that they draw what a single
+process would.
 
 What an operator leaves for the backward pass stays in the layout of the plan. Parts are freed after their last reader.
 """
@@ -30,6 +30,7 @@ from costmodels.sharding.exports.torch_schedule import is_shape_read, scheduled
 from costmodels.sharding.exports.torch_wholes import Wholes
 from costmodels.sharding.frontends.torch.graph import flatten
 from costmodels.sharding.frontends.torch.program import Program
+from costmodels.sharding.frontends.torch.sampled_values import TakenValue
 from costmodels.sharding.graph import TensorKind
 from costmodels.sharding.layouts import Layout
 from costmodels.sharding.plan import Plan
@@ -72,6 +73,15 @@ class LocalStep:
             self._wholes,
             self.layout,
         )
+
+    @property
+    def taken(self) -> tuple[TakenValue, ...]:
+        """Values of the inputs on which the step depends."""
+        return self._program.taken
+
+    def holds_for(self, arguments: Sequence[Tensor]) -> bool:
+        """Return whether the module's code reads the traced values from these arguments; all ranks ask together."""
+        return all(each.of(arguments) == each.value for each in self.taken)
 
     def layout(self, number: int) -> Layout:
         """Return the plan's layout of a value, such as an argument; constants are everywhere."""

@@ -152,15 +152,6 @@ def in_part(index: Tensor, runs: Runs) -> tuple[Tensor, Tensor]:
     return torch.where(is_own, local, 0), is_own
 
 
-def part_of(layout: Layout, dim: int, sizes: Sequence[int], place: Sequence[int]) -> int:
-    """Return the number of the part of a dim that a rank holds; the earlier of several axes is the major one."""
-    found = 0
-    for axis, cut in enumerate(layout):
-        if cut == dim:
-            found = found * sizes[axis] + place[axis]
-    return found
-
-
 def local_shape(shape: Shape, layout: Layout, sizes: Sequence[int]) -> Shape:
     """Return the shape of each rank's part of a tensor whose dims divide."""
     return tuple(

@@ -149,6 +149,7 @@ AS_IT_STANDS = frozenset(
     max_pool2d_with_indices max_pool2d_with_indices_backward median min mm native_layer_norm
     native_layer_norm_backward permute prod select select_scatter slice_scatter sort split split_with_sizes stack sum t
     topk transpose unbind unsqueeze upsample_bilinear2d upsample_nearest1d upsample_nearest2d
+    _cdist_backward _cdist_forward bucketize searchsorted
     _conj _neg_view diagonal diagonal_scatter histc resolve_conj resolve_neg view_as_complex view_as_real
     _fft_c2c _fft_c2r _fft_r2c
     _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd cholesky cholesky_inverse
@@ -161,8 +162,8 @@ AS_IT_STANDS = frozenset(
 
 SUMS = frozenset(
     """
-    _fused_rms_norm_backward _grouped_mm _scaled_dot_product_flash_attention_for_cpu_backward addmm baddbmm bmm
-    convolution convolution_backward embedding embedding_dense_backward gather histc index index_put mean mm
+    _cdist_backward _fused_rms_norm_backward _grouped_mm _scaled_dot_product_flash_attention_for_cpu_backward addmm
+    baddbmm bmm convolution convolution_backward embedding embedding_dense_backward gather histc index index_put mean mm
     native_group_norm_backward native_layer_norm_backward scatter_add sum
     """.split()  # noqa: SIM905  # one line is easier to scan than a list
 )

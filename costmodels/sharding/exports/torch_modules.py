@@ -28,6 +28,9 @@ from hardware.io.errors import ConfigError
 Traced = tuple[Program, Plan]
 """Traced step and the plan of its graph."""
 
+MOST_VALUES = 8
+"""Largest number of plans for inputs of one form that differ in what the module's code reads from them."""
+
 Case = tuple[str, ...]
 """What a trace depends on, in words: inputs, modes of submodules and autocast."""
 
@@ -57,8 +60,9 @@ class PlannedModule(torch.nn.Module):
 
     It has the names, parameters and buffers of the module that was planned, which shares them. Hooks of that module do
     not run. A call takes the inputs of the plan: DTensors on the mesh in any placements, or whole tensors that are the
-    same on every rank, which the first call checks. It returns the loss. Inputs of other shapes, another mode of a
-    submodule and another autocast are planned when they first come, with a warning.
+    same on every rank, which the first call checks. It returns the loss. Inputs of other shapes, inputs from which the
+    module's code reads other values, another mode of a submodule and another autocast are planned when they first come,
+    with a warning.
 
     Args:
         module: Module whose parameters are DTensors on the mesh.
@@ -83,7 +87,7 @@ class PlannedModule(torch.nn.Module):
         self.__dict__.update(_modules=module._modules, _non_persistent_buffers_set=module._non_persistent_buffers_set)
         self.training = module.training
         self._device_mesh, self._first, self._plan_again = device_mesh, case, plan_again
-        self._steps = {case: self._step_of(traced)}
+        self._steps = {case: [self._step_of(traced)]}
         self._checked: set[Case] = set()
 
     def forward(self, *inputs: Any) -> Tensor:
@@ -92,9 +96,9 @@ class PlannedModule(torch.nn.Module):
         Raises:
             ConfigError: the plan of other inputs can't be run, or whole inputs are not the same on all ranks.
         """
-        step = self._step_on(inputs)
         parameters = list(self._planned[0].parameters())
         others = [*self._planned[0].buffers(), *(leaf for leaf in pytree.tree_leaves(inputs) if _is_tensor(leaf))]
+        step = self._step_on(inputs, [*parameters, *others])
         found: Tensor = _PlannedLoss.apply(step, others, *parameters)  # type: ignore[no-untyped-call] # as torch has it
         return found
 
@@ -104,18 +108,43 @@ class PlannedModule(torch.nn.Module):
         self.training = mode
         return self
 
-    def _step_on(self, inputs: tuple[Any, ...]) -> LocalStep:
+    def _step_on(self, inputs: tuple[Any, ...], arguments: Sequence[Tensor]) -> LocalStep:
         case = case_of(self._planned[0], inputs, self._device_mesh.device_type)
         if case not in self._steps:
             pairs = zip(self._first, case, strict=False)
             own, other = next((pair for pair in pairs if pair[0] != pair[1]), ("other inputs", "these"))
             name = type(self._planned[0]).__name__
             warnings.warn(f"{name} is planned again: with {other}; it was planned with {own}", stacklevel=3)
-            self._steps[case] = self._step_of(self._plan_again(self._planned[0], inputs))
+            self._steps[case] = [self._step_of(self._plan_again(self._planned[0], inputs))]
         if case not in self._checked:  # once, as it needs a message
             self._check_inputs(inputs)
             self._checked.add(case)
-        return self._steps[case]
+        return next((step for step in self._steps[case] if step.holds_for(arguments)), None) or self._step_for(
+            inputs, case, arguments
+        )
+
+    def _step_for(self, inputs: tuple[Any, ...], case: Case, arguments: Sequence[Tensor]) -> LocalStep:
+        """Plan inputs from which the module's code reads other values.
+
+        Raises:
+            ConfigError: there are too many of them.
+        """
+        known, name = self._steps[case], type(self._planned[0]).__name__
+        differing = next(each for each in known[0].taken if each.of(arguments) != each.value)
+        value = differing.of(arguments)
+        if len(known) == MOST_VALUES:
+            raise ConfigError(
+                f"reads other values of its inputs in each call, and {MOST_VALUES} plans are kept",
+                key="parallelize",
+                value=f"{name}: {differing.place} reads {value!r}",
+                nearest="compute with masks (torch.where), or pad inputs so that the value stays",
+            )
+        warnings.warn(
+            f"{name} is planned again: {differing.place} reads {value!r}; it was planned with {differing.value!r}",
+            stacklevel=4,
+        )
+        known.append(self._step_of(self._plan_again(self._planned[0], inputs)))
+        return known[-1]
 
     def _step_of(self, traced: Traced) -> LocalStep:
         """Return the step of a plan.

@@ -3,8 +3,8 @@
 The device mesh has the plan's axes, in their order, and so do the placements. `Shard(d)` partitions dim d,
 `Replicate()` holds the same data everywhere, and `Partial()` holds parts of a sum. If two axes partition one dim,
 DTensor deals contiguous parts with the earlier mesh axis as the major one; it has no other order. `broken` lists the
-places where this order makes DTensor move more data than the plan says (`axis_order` gives the reasons). A
-redistribution there is correct, but more expensive.
+places where this order sends other bytes than the plan says (`axis_order` gives the reasons). A change there is
+correct, but more expensive; DTensor's own `redistribute` is so more often.
 
 Source: torch.distributed.tensor (2.13), placement types and `distribute_tensor`.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from costmodels.sharding.exports.layout_changes import sends_as_planned
 from costmodels.sharding.exports.relayouts import At, relayouts
 from costmodels.sharding.graph import INPUT, STATE
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout
@@ -49,7 +50,7 @@ class TorchPlacements:
         mesh: Names and sizes of the mesh's dims, for `init_device_mesh`.
         arguments: Placements of the step's arguments: parameters, moments and data.
         redistributions: Layout changes, in the order of the operators.
-        broken: Pairs (tensor, operator) between which DTensor moves more data than the plan says.
+        broken: Pairs (tensor, operator) between which contiguous parts move other data than the plan says.
     """
 
     mesh: dict[str, int]
@@ -102,7 +103,7 @@ def torch_placements(plan: Plan) -> TorchPlacements:
         broken=tuple(
             (names[each.tensor], graph.ops[each.op].name)
             for each in moved
-            if not keeps_leading_axes(each.before, each.after, len(graph.tensors[each.tensor].shape))
+            if not sends_as_planned(each.before, each.after, graph.tensors[each.tensor].shape, plan.mesh.sizes)
         ),
     )
 
@@ -111,14 +112,3 @@ def placements_of(layout: Layout) -> tuple[str, ...]:
     """Return a layout as DTensor's constructors, one per axis."""
     known = {REPLICATED: "Replicate()", PARTIAL: "Partial()"}
     return tuple(known[dim] if dim < 0 else f"Shard({dim})" for dim in layout)
-
-
-def keeps_leading_axes(before: Layout, after: Layout, rank: int) -> bool:
-    """Return whether the axes that stay on a dim come first on it, in the mesh's order, before and after a change."""
-    for dim in range(rank):
-        # DTensor's order of axes on a dim is that of the mesh.
-        one, other = ([axis for axis, cut in enumerate(layout) if cut == dim] for layout in (before, after))
-        count = len(set(one) & set(other))
-        if one[:count] != other[:count]:
-            return False
-    return True

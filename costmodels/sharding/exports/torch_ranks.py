@@ -1,10 +1,10 @@
-"""A rank of a planned torch step: its parts of tensors, cut from whole ones or moved from other layouts by DTensor."""
+"""A rank of a planned torch step: its parts of tensors, cut from whole ones or moved from other layouts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, distributed
@@ -12,7 +12,8 @@ from torch.distributed import device_mesh as torch_meshes
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from costmodels.sharding.exports.torch_calls import local_shape, part_of
+from costmodels.sharding.exports.layout_changes import Axes, contiguous
+from costmodels.sharding.exports.torch_changes import change_of, cut_part, move_part
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout
 
 
@@ -36,12 +37,14 @@ class Rank:
         sizes: Number of ranks along each axis.
         place: Coordinates of the rank.
         device: Device of the rank.
+        groups: Groups along several axes that were asked for.
     """
 
     mesh: torch_meshes.DeviceMesh
     sizes: tuple[int, ...]
     place: tuple[int, ...]
     device: torch.device
+    groups: dict[Axes, distributed.ProcessGroup] = field(default_factory=dict)
 
     @classmethod
     def on(cls, mesh: torch_meshes.DeviceMesh) -> Rank:
@@ -62,34 +65,32 @@ class Rank:
         """Return this rank's part of a DTensor, or of a tensor that every rank has."""
         if not isinstance(given, DTensor):
             return self.cut(given.to(self.device), layout)
-        return _waited(given.redistribute(placements=placements_of(layout)).to_local())
+        lies = layout_of(given.placements)
+        if placements_of(lies) != tuple(given.placements) or not _divides(given.shape, lies, self.sizes):
+            # placements that no plan has
+            return _waited(given.redistribute(placements=placements_of(layout)).to_local())
+        return self.move(_waited(given.to_local()), given.shape, lies, layout)
 
     def move(
         self, part: Tensor, shape: Sequence[int], before: Layout, after: Layout, *, reduced_by: str = "sum"
     ) -> Tensor:
-        """Return this rank's part in another layout, by DTensor's collectives."""
-        if before == after:
-            return part
-        is_bool = part.dtype == torch.bool  # processes exchange no booleans
-        stride = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
-        given = DTensor.from_local(
-            (part.to(torch.uint8) if is_bool else part).contiguous(),
-            self.mesh,
-            placements_of(before, reduced_by),
-            run_check=False,
-            shape=torch.Size(shape),
-            stride=stride,
-        )
-        found = _waited(given.redistribute(placements=placements_of(after)).to_local())
-        return found.to(torch.bool) if is_bool else found
+        """Return this rank's part in another layout."""
+        old, new = (contiguous(layout, self.sizes) for layout in (before, after))
+        change = change_of(old, new, shape, self, reduction=reduced_by)
+        return part if change is None else move_part(part, change, self)
 
     def cut(self, whole: Tensor, layout: Layout) -> Tensor:
         """Return this rank's part of a tensor that every rank has."""
-        shape = local_shape(tuple(whole.shape), layout, self.sizes)
-        for dim, size in enumerate(shape):
-            if size != whole.shape[dim]:
-                whole = whole.narrow(dim, part_of(layout, dim, self.sizes, self.place) * size, size)
-        return whole
+        return cut_part(whole, contiguous(layout, self.sizes), self)
+
+    def group(self, axes: Axes) -> distributed.ProcessGroup:
+        """Return this rank's group along some axes; all of its ranks ask for it, in one order of groups."""
+        if len(axes) == 1:
+            return self.mesh.get_group(axes[0])
+        if axes not in self.groups:
+            picked = tuple(slice(None) if axis in axes else self.place[axis] for axis in range(len(self.sizes)))
+            self.groups[axes] = _group_of(self.mesh.mesh[picked].flatten().tolist())
+        return self.groups[axes]
 
     def share_generator(self) -> None:
         """Give all ranks the state of the first rank's random generator."""
@@ -101,6 +102,23 @@ class Rank:
             torch.set_rng_state(given)
         else:
             torch.get_device_module(self.device.type).set_rng_state(given.cpu(), self.device)
+
+
+def _divides(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> bool:
+    """Return whether all parts have one shape."""
+    return all(
+        size % math.prod(ways for ways, cut in zip(sizes, layout, strict=True) if cut == dim) == 0
+        for dim, size in enumerate(shape)
+    )
+
+
+def _group_of(ranks: Sequence[int]) -> distributed.ProcessGroup:
+    world = distributed.group.WORLD
+    assert world is not None, "a mesh has a process group"
+    if len(ranks) == world.size():
+        return world
+    group: distributed.ProcessGroup = distributed.new_group(list(ranks), use_local_synchronization=True)
+    return group
 
 
 def _device_state(device: torch.device) -> Tensor:

@@ -63,6 +63,7 @@ SMALL = {
         ("--cases", 1),
         {"SIMULATED": lambda _: 1, "BATCH_PER_DEVICE": lambda _: 1, "CASES": on_two_hosts},
     ),
+    "judges.torch_traffic": (("--programs", "perceptron_small"), {}),
     "papers.branch_and_bound": (("--limit", 1, "--workers", 1), {"_pipelines": first, "_workloads": first}),
     "papers.flexparallel": ((), {}),
     "judges.placements": (("--names", "ppo-7b-16", "--time_limit", 5), {}),
@@ -80,6 +81,7 @@ SMALL = {
     "search.failing_trials": (("--worlds", "16", "--seeds", 1, "--trials", 3), {}),
     "search.failure_classifiers": (("--worlds", "16", "--seeds", 1), {"TRIED": lambda sizes: sizes[:1]}),
     "search.trained_knobs": (("--seeds", 1, "--steps", 1, "--pairs", 4), {}),
+    "search.training_losses": (("--trials", 2, "--steps", 1), {}),
     "judges.two_fidelities": (("--studies", "8b-slow-nic", "--top", 4), {}),
     "search.two_values": (("--groups", 1, "--seeds", 1, "--trials", 5, "--workers", 1), {}),
     "judges.watched_day": (("--days", 0, "--trials", 2, "--restart", 120), {"read_trace": first_events}),
@@ -90,9 +92,11 @@ SMALL = {
 NEEDS = {
     "judges.micro_batches": "jax",
     "speed.jax_graphs": "jax",
+    "judges.torch_traffic": "torch",
     "speed.torch_graphs": "torch",
     "speed.sampler": "torch",
     "search.trained_knobs": "torch",
+    "search.training_losses": "torch",
 }
 ELSEWHERE = {
     "judges.foreign_programs": "needs repositories that the project does not ship; the tests of rehearsals run such",

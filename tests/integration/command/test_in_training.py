@@ -1,5 +1,6 @@
 """Trials inside of a training that goes on: docs/examples/small-gpt with real checkpoints, over gloo."""
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ SIZES = (
     *("--max-position-embeddings", "32", "--seq-length", "32", "--global-batch-size", "8", "--lr", "1e-2"),
     *("--log-interval", "1", "--train-iters", "100"),
 )
+PROGRAM_ALONE = ("--micro-batch-size=8", "--exit-interval=12")
 PROGRAM = ("pretrain_gpt.py", *SIZES)
 TORCHRUN = f"{sysconfig.get_path('scripts')}/torchrun"
 MODEL = """
@@ -115,6 +117,40 @@ def test_a_training_changes_its_layout_and_goes_on_as_if_nothing_had_happened(ba
     assert (state["step"], Path(state["checkpoint"]).name) == (12, "trial-0003")
     assert [each["trial"] for each in state["trials"]] == [0, 1, 3]
     assert dict(ended[3].conditions)["first_step"] == 8.0
+    assert dict(step for each in ended for step in each.losses) == found
+    assert [len(each.losses) for each in ended] == [4, 4, 0, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="`make frameworks` installs megatron-core")
+def test_distributed_checkpoints_of_megatron_core_change_their_layout(tmp_path):
+    """A GPT of megatron-core's own layers goes on from its own distributed checkpoints, Adam's states among them: from
+    two tensor parallel ranks to two replicas and back, with the losses of a training that never stopped.
+    """
+    program = ROOT / "tests" / "support" / "programs" / "train_on_megatron_core.py"
+    (tmp_path / "model.yaml").write_text(MODEL, encoding="utf-8")
+    text = STUDY.replace(", ".join(f'"{word}"' for word in SIZES) + ",", "")
+    text = text.replace("pretrain_gpt.py,", f"{program},").replace('--pipeline-model-parallel-size, "{pp}", ', "")
+    (tmp_path / "study.yaml").write_text(text, encoding="utf-8")
+    backend = load_study(tmp_path / "study.yaml").trials.backend
+    backend.check()
+
+    with RankProcesses(COMMAND_RANKS) as ranks:
+        opened = OpenBackend(backend=backend, ranks=ranks)
+        layouts = (ParallelConfig(tp=2, mbs=2), ParallelConfig(dp=2, mbs=4), ParallelConfig(tp=2, mbs=8))
+        ended = [opened.measure(layout, trial_number=number) for number, layout in enumerate(layouts)]
+    alone = subprocess.run(
+        [TORCHRUN, "--nproc-per-node=1", "--standalone", program, "--tensor-model-parallel-size=1", *PROGRAM_ALONE],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+
+    assert [each.reason for each in ended] == [""] * 3
+    assert dict(step for each in ended for step in each.losses) == pytest.approx(losses(alone.stdout), rel=1e-5)
+    assert (backend.in_training()["step"], len(backend.in_training()["trials"])) == (12, 3)
 
 
 @pytest.mark.slow

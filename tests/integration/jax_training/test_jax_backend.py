@@ -83,6 +83,18 @@ def test_processes_of_several_hosts_train_as_one_does(opened, clock):
     assert (links_s[0] != links_s[1]) == (clock == "virtual")
 
 
+def test_a_program_that_was_compiled_before_has_its_virtual_clock(tmp_path, monkeypatch):
+    """A user's persistent cache of compiled programs takes nothing from the second trial of a layout."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    backend = backend_of(chosen_clock="virtual")
+
+    first, second = (backend.measure(CONFIG, trial_number=number) for number in (0, 1))
+
+    assert (first.status, second.status) == (Status.OK, Status.OK), second.log_tail
+    assert dict(second.conditions)["collectives_s"] == dict(first.conditions)["collectives_s"]
+
+
 def test_a_step_that_does_not_fit_is_out_of_memory(opened):
     """A step that needs more than a device has by XLA's analysis is not run, and both figures are told."""
     backend = backend_of()

@@ -321,6 +321,19 @@ def test_keys_of_trials_of_the_catalog_are_refused(study, keys, message):
         load_study(study(**keys))
 
 
+def test_the_answer_names_the_devices_and_a_whole_batch(study, tmp_path, monkeypatch):
+    """On GPUs, the mesh is one of CUDA devices; where a plan leaves the batch whole, `best` says so beside its dp."""
+    monkeypatch.chdir(tmp_path)
+    study()
+    given = ["--from-torch", "own_program:step", "--cluster", "dgx-h100", "--out", "gpus.yaml"]
+    assert CliRunner().invoke(app, ["init", *given]).exit_code == 0
+
+    best = CliRunner().invoke(app, ["best", "gpus.yaml"])
+
+    assert 'mesh = init_device_mesh("cuda", (8, 1), mesh_dim_names=' in best.stdout, best.output
+    assert "the plan leaves the batch whole: every device has all inputs" in best.stdout
+
+
 def test_one_command_after_the_other(study, tmp_path, meshtune, monkeypatch):
     """`init`, `run`, `best`, `export` and `report` go through on two ranks; the other library's target is refused."""
     monkeypatch.chdir(tmp_path)

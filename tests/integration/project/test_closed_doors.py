@@ -185,6 +185,7 @@ OPENERS = {
     ("tuner/cli/init.py", "write_text"): IN_OUR_FOLDER,
     ("tuner/cli/main.py", "read_text"): OF_OURS,
     ("tuner/planners/engine/branch_and_bound.py", "open"): "opens a node of a search tree, no file",
+    ("tuner/plans/plan_cache.py", "read_bytes"): OF_OURS,
     ("tuner/rehearsal/program.py", "open"): "the first line of torchrun, which names its interpreter",
     ("tuner/rehearsal/identity.py", "read_bytes"): OF_OURS,
     ("tuner/rehearsal/side_process.py", "tempfile.TemporaryFile"): "the request to our own process, without a name",

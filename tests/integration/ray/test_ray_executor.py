@@ -171,6 +171,20 @@ def test_a_worker_that_dies_once_is_replaced(executor):
     assert observation.lost_s > 0
 
 
+def test_later_trials_run_on_the_backend_that_was_taken(executor, folder, tmp_path):
+    """Trials that run when another backend is taken end on theirs; all slots measure later ones on the new one."""
+    observe(executor, dict.fromkeys(range(SLOTS), "succeed"))
+    executor.submit(200, config_that("step_and_hang"))
+    executor.take(MisbehavingBackend(folder=str(tmp_path)))
+    executor.cancel(200, "enough")
+    ended = dict(executor.poll(60.0)) | observe(executor, {201: "die_once", 202: "die_once"})
+    executor.take(MisbehavingBackend(folder=str(folder)))
+
+    assert ended[200].status is Status.CANCELLED
+    assert {path.name for path in tmp_path.iterdir()} == {"died-201", "died-202"}
+    assert [ended[number].status for number in (201, 202)] == [Status.OK, Status.OK]
+
+
 def test_a_worker_that_dies_twice_is_an_incident(executor):
     """A second death gives the trial up without blaming the candidate, and the slot works on."""
     ended = observe(executor, {0: "die", 1: "succeed", 2: "succeed"})

@@ -35,6 +35,8 @@ from tuner.study_file.storage_address import StorageAddress
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed (the extra `dashboard`)")
 
+from optuna_dashboard._custom_plot_data import get_plotly_graph_objects
+
 TRIALS = 4
 SECRET = "hunter2-canary"  # noqa: S105 # what the study's command gets in its environment
 
@@ -366,6 +368,27 @@ def test_what_failed_to_be_read_is_read_again(file, tmp_path, monkeypatch):
             view.pages()
 
     assert view.pages().facts != before
+
+
+def test_the_losses_of_a_training_are_a_figure_of_the_study(file, tmp_path):
+    """Where trials ran inside of a training, the study's page has the picture of the report, and else none."""
+    folder = shutil.copytree(file.parent, tmp_path / "copy")
+    config = load_study(folder / file.name, storage=f"sqlite:///{folder / 'study.db'}")
+
+    def figures():
+        study = stored_study(config)
+        view = StudyView(study._storage, study, config, StudyFiles(config))
+        return get_plotly_graph_objects(view.get_study_system_attrs(view.study_id))
+
+    assert figures() == {}
+    with closing(sqlite3.connect(folder / "study.db")) as connection, connection:
+        connection.execute(
+            "UPDATE trial_user_attributes SET value_json = json_set(value_json, '$.losses', json('[[1, 4.5], [2, 4]]'))"
+            " WHERE key = 'observation'"
+        )
+
+    [figure] = figures().values()
+    assert json.loads(figure)["data"][0]["y"] == [4.5, 4] * TRIALS
 
 
 def test_of_many_trials_the_fastest_and_the_latest_have_notes(file, monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.studies.broken_studies import study
 from tests.support.studies.watch_process import LIMIT_S, ROOT, watching
+from tuner.study_file.config import load_study
 
 KEYS = {
     "name": "watched",
@@ -62,6 +63,32 @@ def test_a_watch_follows_a_file_that_grows(folder):
     assert [json.loads(line) for line in (folder / "hook.jsonl").read_text().splitlines()] == watch.answers()
     assert (folder / "hook.txt").read_text().split() == ["stay", "change", "settle", "change"]
     assert status == 75
+
+
+def test_a_change_goes_through_the_checkpoint_of_the_training(folder):
+    """The hook of a study whose trials run inside of a training is told what to load, also while a state cannot be
+    read, which is told once.
+    """
+    trial = "{backend: command, command: [train, '{tp}', '{checkpoint}', '{new_checkpoint}'], training: {folder: kept}}"
+    (folder / "study.yaml").write_text(study(**KEYS, trial=trial), encoding="utf-8")
+    training = load_study(folder / "study.yaml").trials.backend.training
+    saved = training.place_of(3)
+    saved.mkdir(parents=True)
+    (saved / "step-7").mkdir()
+    training.advance(training.progress(), saved, steps=7, trial=3, layout="tp=8")
+    hook = "sh -c 'echo $MESHTUNE_STEP $MESHTUNE_CHECKPOINT >> hook.txt'"
+    with watching(folder, "--hosts-from", "events.csv", "--hook", hook) as watch:
+        watch.wait_for("stay", 0)
+        append(folder, "100,h1,lost\n")
+        lost = watch.wait_for("change", 1)
+        (folder / "kept" / "progress.json").write_text("{", encoding="utf-8")
+        append(folder, "200,h2,lost\n")
+        again = watch.wait_for("change", 2)
+
+    assert (lost["in_training"]["step"], lost["in_training"]["checkpoint"]) == (7, str(saved))
+    assert (folder / "hook.txt").read_text().splitlines()[1] == f"7 {saved}"
+    assert again["in_training"] is None
+    assert watch.err.read_text(encoding="utf-8").count("cannot be read") == 1
 
 
 def test_a_killed_watch_goes_on(folder):

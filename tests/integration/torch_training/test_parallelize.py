@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -87,6 +88,21 @@ def test_other_calls_compute_the_same(on_ranks):
         assert "keeps nothing for a second backward pass" in found["second"]
         (warning,) = found["warnings"]
         assert "Sequential is planned again: with inputs[0]: torch.float32 (4, 4, 8, 8)" in warning
+
+
+def test_values_that_the_code_reads_are_compared(on_ranks):
+    """A length that the code reads from its inputs is told with its line and read in each call: another one is planned
+    once, and after eight the module is refused with a way out.
+    """
+    for (found,) in on_ranks(2, parallel_ranks.read_values):
+        for own, expected in found["losses"]:
+            assert own == pytest.approx(expected, rel=1e-5)
+        told = [each for each in found["warnings"] if " reads " in each and "planned again" not in each]
+        again = [each for each in found["warnings"] if "planned again" in each]
+        assert re.search(r"line \d+ of parallel_ranks.py reads 4; line \d+ of parallel_ranks.py reads True", told[0])
+        assert len(again) == 1
+        assert re.search(r"line \d+ of parallel_ranks.py reads 6; it was planned with 4", again[0])
+        assert "8 plans are kept; compute with masks" in found["refused"]
 
 
 def test_autocast_holds_and_other_steps_are_refused(on_ranks):

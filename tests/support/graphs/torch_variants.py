@@ -219,6 +219,34 @@ def _numbers(*shape):
     return torch.empty(shape, dtype=torch.int64, device="meta")
 
 
+def searched(x):
+    """Searched in sorted boundaries, and compared with all other vectors."""
+    boundaries = torch.linspace(0.2, 0.8, 5)
+    rows = x[0].sort(1).values.detach()
+    return (
+        x * torch.bucketize(x.detach(), boundaries),
+        x[0] * torch.searchsorted(rows, x[1].detach()),
+        torch.cdist(x, x[:, :3] * 2),
+        torch.cdist(x[0], x[1] * 3, p=1.0),
+        torch.cdist(x, x[0] * 2, p=3.0),
+    )
+
+
+def bagged(x, bags, flat):
+    """Looked up in bags of one length and of several, and weights with a norm of their own."""
+    table, scales = x.reshape(24, 8), x[0, 0, :4].expand(6, 4)
+    begins = torch.tensor([0, 3, 3, 10])
+    return (
+        F.embedding_bag(bags, table),
+        F.embedding_bag(bags, table, mode="max", padding_idx=1),
+        F.embedding_bag(bags, table, mode="mean", padding_idx=1),
+        F.embedding_bag(bags, table, mode="sum", per_sample_weights=scales),
+        F.embedding_bag(flat, table, begins, mode="sum", padding_idx=2),
+        F.embedding_bag(flat, table, begins, mode="mean"),
+        torch._weight_norm(x * 2, x[:, :1, :1] + 1, 0),
+    )
+
+
 VARIANTS = {
     "reduced": (Varied(reduced, ROWS), ()),
     "moved": (Varied(moved, ROWS), ()),
@@ -231,6 +259,8 @@ VARIANTS = {
     "factorized": (Varied(factorized, (4, 8, 8)), ()),
     "transformed": (Varied(transformed, (4, 8, 8)), ()),
     "grouped": (Varied(grouped, (4, 8, 16)), ()),
+    "searched": (Varied(searched, ROWS), ()),
+    "bagged": (Varied(bagged, ROWS), (_numbers(6, 4), _numbers(12))),
     "lost": (Varied(lost, ROWS), (_numbers(10),)),
 }
 """Modules and their inputs."""

@@ -350,6 +350,48 @@ def other_calls(place):
         place.tell(told)
 
 
+def read_values(place):
+    """Report what happens where a module's code reads other values of its inputs than when it was planned."""
+    import warnings
+
+    import torch
+    from torch import nn
+
+    from hardware.io.errors import ConfigError
+    from trials.torch_training.process_group import process_group
+
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(16, 16)
+
+        def forward(self, x, length):
+            x = self.inner(x)[:, : int(length.max())]
+            return (x**2).mean() if length.any() else x.sum()
+
+    def loss(module, x, length):
+        return module(x, length)
+
+    told = {"losses": []}
+    with process_group(place, "cpu"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.manual_seed(0)
+        module, twin, x = Padded(), Padded(), torch.randn(8, 8, 16)
+        twin.load_state_dict(module.state_dict())
+        plan = planned(module, (x, torch.tensor([4, 2])), loss, "data=2", seed=3)
+        parallel = plan.parallelize(module)
+        for most in (4, 6, 4, 6):
+            inputs = x, torch.tensor([most, 2])
+            told["losses"].append((float(parallel(*inputs)), float(twin(*inputs))))
+        told["warnings"] = [str(each.message) for each in caught if issubclass(each.category, UserWarning)]
+        try:
+            for most in range(9):
+                parallel(x, torch.tensor([most, 0]))
+        except ConfigError as error:
+            told["refused"] = str(error)
+        place.tell(told)
+
+
 def cast_and_refused(place):
     """Report what autocast does, and what is refused."""
     import torch

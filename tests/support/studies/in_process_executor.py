@@ -76,6 +76,10 @@ class InProcessExecutor:
         """Numbers of the trials that have not been measured."""
         return tuple(number for number, _ in (*self.waiting, *self.cancelled))
 
+    def take(self, backend: AbstractBackend, /) -> None:
+        """Measure later trials on another backend."""
+        self.backend = backend
+
     def submit(self, trial_number: int, config: ParallelConfig, reduction: Reduction | None = None, /) -> None:
         """Queue a trial."""
         assert self.num_free_slots, "submitted more trials than there are slots"

@@ -2,14 +2,12 @@
 
 An index along a dim is a number with one digit for each axis that cuts the dim in some layout. An axis deals by its
 digit whether or not others cut the dim too, so a slice moves nothing, and a gather needs the devices along its own axes
-only (costmodels/sharding/layouts.py). The digit of an axis of size s begins behind the first `above` equal parts:
-
-    digit = index // (size / (above * s)) % s
+only (costmodels/sharding/layouts.py). costmodels/sharding/exports/layout_changes.py says where a digit lies.
 
 Parts of one factor of an operator must hold the same indices in all its tensors. So the digits of an axis at all dims
 that operators connect have the same `above`. Axes that cut a dim together need digits that do not overlap. While a
 tensor is moved, axes of both of its layouts may cut a dim at once. Their digits do not overlap either, wherever the
-size of the dim allows it; elsewhere more is sent than the plan says (`relayout.py`). That takes plans that cut a short
+size of the dim allows it; elsewhere another exchange is sent than the plan says. That takes plans that cut a short
 dim by many axes, for example four heads by three pairs of axes at different operators.
 
 Nothing here imports torch.
@@ -23,8 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from costmodels.sharding.exports.layout_changes import Placement, contiguous, held, overlap
 from costmodels.sharding.exports.relayouts import relayouts
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.layouts import Layout
@@ -36,10 +33,6 @@ Cut = tuple[int, int, int]
 
 _MOST_TRIES = 20_000
 """Largest number of choices that the search for digits tries."""
-
-
-Placement = tuple[tuple[int, int], ...]
-"""Layout of a tensor by axis: the dim that it cuts, or REPLICATED or PARTIAL, and the equal parts above its digit."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,13 +53,10 @@ class Digits:
 
         Axes without a digit for all layouts deal contiguous parts one after the other, in the order of the mesh.
         """
-        sizes = self.plan.mesh.sizes
+        found = contiguous(layout, self.plan.mesh.sizes)
         return tuple(
-            (
-                dim,
-                self.above.get((tensor, dim, axis)) or math.prod(_sizes_before(axis, layout, sizes)) if dim >= 0 else 1,
-            )
-            for axis, dim in enumerate(layout)
+            (dim, self.above.get((tensor, dim, axis)) or above if dim >= 0 else 1)
+            for axis, (dim, above) in enumerate(found)
         )
 
     def indices(self, tensor: int, dim: int, layout: Layout, place: Sequence[int]) -> IntArray:
@@ -79,11 +69,7 @@ class Digits:
             place: Coordinates of the device in the mesh.
         """
         size, sizes = self.plan.graph.tensors[tensor].shape[dim], self.plan.mesh.sizes
-        found = np.arange(size)
-        for axis, (cut, above) in enumerate(self.placement(tensor, layout)):
-            if cut == dim:
-                found = found[found // (size // (above * sizes[axis])) % sizes[axis] == place[axis]]
-        return found
+        return held(self.placement(tensor, layout), size, dim, sizes, place)
 
 
 def digits_of(plan: Plan) -> Digits:
@@ -95,16 +81,6 @@ def digits_of(plan: Plan) -> Digits:
         found = groups.assign(component, groups.together | groups.passing) or groups.assign(component, groups.together)
         above |= found or {}
     return Digits(plan=plan, above={cut: above[group] for cut, group in groups.group_of.items() if group in above})
-
-
-def overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Return whether two digits of a dim overlap, each given by the equal parts above it and its size."""
-    (low, low_size), (high, _) = sorted([one, other])
-    return high % (low * low_size) != 0
-
-
-def _sizes_before(axis: int, layout: Layout, sizes: Sequence[int]) -> Iterable[int]:
-    return (sizes[other] for other in range(axis) if layout[other] == layout[axis])
 
 
 class _Groups:

@@ -12,7 +12,8 @@ import numpy as np
 import torch.distributed as dist
 
 from costmodels.sharding.device_mesh import DeviceMesh
-from trials.torch_training.planned.traffic import Axes, members
+from costmodels.sharding.exports.layout_changes import Axes
+from trials.torch_training.planned.traffic import members
 
 
 class PlanMesh:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from costmodels.sharding.exports.torch_changes import Change
 from costmodels.sharding.graph import INPUT, STATE, Graph
 from costmodels.sharding.layouts import Layout, moves
 from costmodels.sharding.plan import Plan
@@ -22,7 +23,7 @@ from trials.torch_training.planned.digits import digits_of
 from trials.torch_training.planned.local_op import LocalOp
 from trials.torch_training.planned.mesh import PlanMesh
 from trials.torch_training.planned.operators import OPERATORS
-from trials.torch_training.planned.relayout import Change, Relayout, group_axes
+from trials.torch_training.planned.relayout import Relayout, group_axes
 from trials.training.numerics import LOSS, initial_state, whole_batch
 
 Copied = tuple[int, Layout]

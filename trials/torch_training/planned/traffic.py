@@ -12,11 +12,9 @@ import numpy as np
 
 from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.exports.layout_changes import Axes
 from costmodels.sharding.plan import Plan, cost_of
 from trials.torch_training.profiling.rank_recording import Issued, RankRecording
-
-Axes = tuple[int, ...]
-"""Axes of a mesh, in its order."""
 
 Traffic = Mapping[tuple[OpKind, tuple[int, ...]], float]
 """Sum of the messages of a rank in a step, by the kind of the calls and the ranks of their group [bytes]."""

@@ -14,7 +14,7 @@ import heapq
 import math
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,7 @@ Table = NDArray[np.float64]
 """Costs by the values of some variables, with an axis for each."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Term:
+class Term(NamedTuple):
     """Cost of some variables together.
 
     Attributes:
@@ -34,6 +33,10 @@ class Term:
 
     scope: tuple[int, ...]
     table: Table
+
+
+Known = dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[NDArray[np.intp], Table, tuple[Table, ...]]]
+"""Eliminations of variables, by the identities of the tables that were added up and the axes that they took."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,15 +89,19 @@ def cheapest_order(
     for variable, others in enumerate(beside):
         others.discard(variable)
 
-    def entries_of(variable: int) -> float:
-        return sizes[variable] * math.prod(sizes[other] for other in beside[variable])
+    def entries_of(variable: int) -> int:
+        found = sizes[variable]
+        for other in beside[variable]:
+            found *= sizes[other]
+        return found
 
+    # A variable without neighbours can go at any time.
+    order = [variable for variable, others in enumerate(beside) if not others]
     # Sizes in the heap may be outdated. `latest` holds the valid one of each variable that is left.
-    heap = [(entries_of(variable), variable) for variable in range(len(sizes))]
+    latest = {variable: entries_of(variable) for variable, others in enumerate(beside) if others}
+    heap = [(entries, variable) for variable, entries in latest.items()]
     heapq.heapify(heap)
-    latest = {variable: entries for entries, variable in heap}
 
-    order: list[int] = []
     fixed: set[int] = set()
     while heap:
         entries, variable = heapq.heappop(heap)
@@ -105,68 +112,110 @@ def cheapest_order(
             heapq.heappush(heap, (entries, variable))
             variable = max(beside[variable], key=lambda other: (other not in spared, len(beside[other]), -other))
             fixed.add(variable)
+            around = beside[variable]
+            for other in around:
+                beside[other].discard(variable)
         else:
             order.append(variable)
-            for other in beside[variable]:
-                beside[other] |= beside[variable]
-                beside[other].discard(other)
+            around = beside[variable]
+            for other in around:
+                others = beside[other]
+                others |= around
+                others.discard(other)
+                others.discard(variable)
         del latest[variable]
-        for other in beside[variable]:
-            beside[other].discard(variable)
-        for other in beside[variable]:
-            latest[other] = entries_of(other)
-            heapq.heappush(heap, (latest[other], other))
+        for other in around:
+            now = entries_of(other)
+            if now != latest[other]:
+                latest[other] = now
+                heapq.heappush(heap, (now, other))
     return Order(variables=tuple(order), fixed=frozenset(fixed))
 
 
-def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int]) -> Least:
+def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int], known: Known | None = None) -> Least:
     """Find the values for which the sum of the terms is least.
+
+    Variables whose terms share the same tables, as those of repeated layers do, are eliminated once.
 
     Args:
         sizes: Number of values of each variable.
         terms: Terms over some of the variables.
         variables: Variables with several values, in the order of their elimination.
+        known: Eliminations of earlier calls, to which those of this one are added; None for none.
     """
-    place = {variable: position for position, variable in enumerate(variables)}
-    # A term waits in the bucket of the first of its variables that is eliminated.
-    buckets: list[list[Term]] = [[] for _ in variables]
+    known = {} if known is None else known
+    place = [0] * len(sizes)
+    for position, variable in enumerate(variables):
+        place[variable] = position
+    # A term waits in the bucket of the first of its variables that is eliminated: the variables of all terms there, one
+    # term after the other, and their tables.
+    waiting: list[tuple[list[int], list[Table]]] = [([], []) for _ in variables]
     constant = 0.0
-    for term in terms:
-        if term.scope:
-            buckets[min(place[variable] for variable in term.scope)].append(term)
+    for scope, table in terms:
+        if scope:
+            bucket, tables = waiting[min([place[variable] for variable in scope])]
+            bucket += scope
+            tables.append(table)
         else:
-            constant += float(term.table)
+            constant += float(table)
     chosen_by: list[tuple[tuple[int, ...], NDArray[np.intp] | None]] = []
-    for variable, bucket in zip(variables, buckets, strict=True):
-        others = tuple(sorted({other for term in bucket for other in term.scope} - {variable}))
-        if not bucket:
+    for variable, (bucket, tables) in zip(variables, waiting, strict=True):
+        if not tables:
             chosen_by.append(((), None))
             continue
+        others = tuple(sorted(set(bucket) - {variable}))
         # The eliminated variable is the last axis of the sum.
         scope = (*others, variable)
-        total = _lay_out(bucket[0], scope)
-        for term in bucket[1:]:
-            total = total + _lay_out(term, scope)
-        shape = tuple(sizes[other] for other in scope)
-        total = np.broadcast_to(total, shape) if total.shape != shape else total
-        best = total.argmin(axis=-1)
+        at = dict(zip(scope, range(len(scope)), strict=True))
+        axes = tuple([at[other] for other in bucket])
+        key = (tuple(map(id, tables)), axes)
+        if key not in known:
+            known[key] = _eliminate(tables, axes, tuple([sizes[other] for other in scope]))
+        best, rest, _ = known[key]
         chosen_by.append((others, best))
-        # What is left is the minimum for each combination of the neighbours' values.
-        rest = np.take_along_axis(total, best[..., None], axis=-1)[..., 0]
         if others:
-            buckets[min(place[other] for other in others)].append(Term(scope=others, table=rest))
+            later, later_tables = waiting[min([place[other] for other in others])]
+            later += others
+            later_tables.append(rest)
         else:
             constant += float(rest)
     # Going backwards, the values of a variable's neighbours are known when it chooses its own.
     values = [0] * len(sizes)
-    for variable, (others, choice) in reversed(list(zip(variables, chosen_by, strict=True))):
+    for variable, (others, choice) in zip(reversed(variables), reversed(chosen_by), strict=True):
         if choice is not None:
-            values[variable] = int(choice[tuple(values[other] for other in others)])
+            values[variable] = int(choice[tuple([values[other] for other in others])])
     return Least(cost=constant, values=tuple(values))
 
 
-def _lay_out(term: Term, scope: Sequence[int]) -> Table:
-    """Return a term's table with an axis for each variable of a larger scope."""
-    present = [variable for variable in scope if variable in term.scope]
-    table: Any = term.table.transpose([term.scope.index(variable) for variable in present])
-    return table[tuple(slice(None) if variable in term.scope else None for variable in scope)]  # type: ignore[no-any-return] # numpy's indexing is not typed by shape
+def _eliminate(
+    tables: Sequence[Table], axes: Sequence[int], shape: tuple[int, ...]
+) -> tuple[NDArray[np.intp], Table, tuple[Table, ...]]:
+    """Add up tables and minimise the sum over its last axis.
+
+    Args:
+        tables: Tables to add up.
+        axes: Axis of the sum for each axis of each table, one table after the other.
+        shape: Shape of the sum.
+
+    Returns:
+        Index of the least entry of each row; the least entries; and the tables, which are kept alive so that their
+            identities stay unique.
+    """
+    total: Any = 0.0
+    begin = 0
+    for table in tables:
+        total = total + _lay_out(table, axes[begin : begin + table.ndim], len(shape))
+        begin += table.ndim
+    if total.shape != shape:
+        total = np.broadcast_to(total, shape)
+    return total.argmin(axis=-1), total.min(axis=-1), tuple(tables)
+
+
+def _lay_out(table: Table, axes: Sequence[int], num_axes: int) -> Table:
+    """Return a table with these axes among those of a sum."""
+    order = sorted(axes)
+    if list(axes) != order:
+        table = table.transpose([axes.index(axis) for axis in order])
+    if len(axes) == num_axes:
+        return table
+    return table[tuple([slice(None) if axis in order else None for axis in range(num_axes)])]

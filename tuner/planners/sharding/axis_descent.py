@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodels.sharding.plan import Plan, cost_of, live_bytes
+from costmodels.sharding.plan import Plan, live_bytes, step_time_of
+from hardware.collector import without_collector
 from tuner.planners.engine.outcome import ROUNDING
-from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, rows_beside, total_charge_s
+from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, total_charge_s
 
 IsOpen = Callable[[int, int], bool]
 """Whether an operator, the first argument, may change the factor that an axis, the second, serves."""
@@ -35,6 +36,7 @@ class Descent:
     is_optimum: bool
 
 
+@without_collector
 def descend(
     plan: Plan, terms: ShardingTerms, *, is_open: IsOpen | None = None, charge: Charge | None = None
 ) -> Descent:
@@ -53,7 +55,7 @@ def descend(
     waiting = list(axes)
     while waiting:
         axis = waiting.pop(0)
-        found = terms.least(_choices(plan, rows, axis, is_open), rows, charge=charge, spared=kept)
+        found = terms.least(_choices(terms, rows, axis, is_open), rows, charge=charge, spared=kept)
         kept = found.kept
         is_known = is_known and not kept
         if found.cost_s < best_s * (1 - ROUNDING):
@@ -71,25 +73,20 @@ def descend(
 
 def charged_s(plan: Plan, charge: Charge | None) -> float:
     """Return the step time of a plan, with a charge [s]."""
-    return cost_of(plan).step_time_s + total_charge_s(plan, charge)
+    return step_time_of(plan) + total_charge_s(plan, charge)
 
 
 def _priced_s(plan: Plan, terms: ShardingTerms, charge: Charge | None) -> float:
     """Return the step time of a plan, with a charge and with the tables' prices of its memory [s]."""
+    if not terms.byte_s:
+        return charged_s(plan, charge)
     live: list[float] = live_bytes(plan).tolist()
     return charged_s(plan, charge) + sum(price_s * live[op] for op, price_s in terms.byte_s.items())
 
 
-def _choices(plan: Plan, rows: list[Row], axis: int, is_open: IsOpen | None) -> list[tuple[Row, ...]]:
+def _choices(terms: ShardingTerms, rows: list[Row], axis: int, is_open: IsOpen | None) -> list[tuple[Row, ...]]:
     """Return the rows that each operator may take while the other axes keep their factors."""
-    known: dict[tuple[int, Row], tuple[Row, ...]] = {}
-    found: list[tuple[Row, ...]] = []
-    for number, (op, row) in enumerate(zip(plan.graph.ops, rows, strict=True)):
-        if is_open is not None and not is_open(number, axis):
-            found.append((row,))
-            continue
-        key = (id(op.rule), row)
-        if key not in known:
-            known[key] = rows_beside(op.rule, plan.mesh.sizes, row, axis)
-        found.append(known[key])
-    return found
+    return [
+        terms.rows_beside(number, row, axis) if is_open is None or is_open(number, axis) else (row,)
+        for number, row in enumerate(rows)
+    ]

@@ -27,7 +27,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, Graph, Op
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout
 from costmodels.sharding.plan import NONE, Plan, reduce_partial_sums, wanted_layout, written_layout
+from hardware.collector import without_collector
 
 Order = Literal["price", "weight", "topological", "reverse"]
 """Order of D-Rec's visits."""
@@ -202,6 +203,7 @@ def _prime_factors(number: int) -> list[int]:
     return factors[::-1]
 
 
+@without_collector
 def recursive_plan(
     graph: Graph,
     mesh: DeviceMesh,
@@ -302,8 +304,7 @@ def _state(dims: Sequence[int | None], factor: int, otherwise: int) -> int:
     return otherwise if dim is None else dim
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Edge:
+class _Edge(NamedTuple):
     """A use of a tensor, seen from one of its ends.
 
     Attributes:

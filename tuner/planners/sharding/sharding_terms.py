@@ -8,9 +8,11 @@ the step time that `costmodels.sharding.plan.cost_of` computes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout
 from costmodels.sharding.plan import NONE, MoveTimes, Plan, Roofline, wanted_layout, written_layout
 from hardware.arrays import FloatArray
-from tuner.planners.engine.elimination import Table, Term, cheapest_order, least
+from tuner.planners.engine.elimination import Known, Order, Table, Term, cheapest_order, least
 from tuner.planners.sharding.byte_prices import BytePrices, TensorPrice, price_table, tensor_prices
 
 Row = tuple[int, ...]
@@ -38,6 +40,9 @@ The cost of a tensor with more readers is split into shares, one for each pair o
 shares is exact if all readers want the same layout, and too low if they want different ones.
 """
 
+MOST_KEPT = 100_000
+"""Most eliminations of variables that are kept for later calls."""
+
 Charge = Callable[[int, Row], float]
 """Function that returns the further cost of an operator with a row [s]."""
 
@@ -45,6 +50,8 @@ Charge = Callable[[int, Row], float]
 def together(*charges: Charge | None) -> Charge | None:
     """Add up the charges that are not None; return None if all are."""
     there = [charge for charge in charges if charge is not None]
+    if len(there) == 1:
+        return there[0]
     return (lambda number, row: sum(charge(number, row) for charge in there)) if there else None
 
 
@@ -104,10 +111,31 @@ class _Part:
     Attributes:
         kind: Properties of the tensor that determine its cost.
         slots: Place of its maker, followed by the places of its readers.
+        ops: Operators of the slots in ascending order.
+        form: Number of the part's form. Parts of one form have the same table if their operators have the same rows.
     """
 
     kind: _Kind
     slots: tuple[_Slot, ...]
+    ops: tuple[int, ...]
+    form: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Shape:
+    """Operators and layouts that a part's table depends on.
+
+    Attributes:
+        scope: Operators whose rows change a layout, counted among those of the part.
+        places: Place of each slot's operator among them, or -1 if the slot has one layout only.
+        layouts: Layouts of each slot.
+        lengths: Number of rows of each operator of the scope.
+    """
+
+    scope: tuple[int, ...]
+    places: tuple[int, ...]
+    layouts: tuple[tuple[Layout, ...], ...]
+    lengths: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,34 +169,64 @@ class ShardingTerms:
         self.graph, self.mesh = graph, mesh
         self.byte_s: BytePrices = {}
         self._roofline = Roofline(graph, mesh)
+        # Operators, rows and parts are numbered once, because numbers are faster keys than what they stand for.
+        self._forms: dict[object, int] = {}
+        self._choices: dict[tuple[Row, ...], int] = {}
+        traffic = self._roofline.traffic
+        self._op_forms = [
+            self._number_of((id(op.rule), op.is_free, op.flop, op.times, op.precision, traffic[number]))
+            for number, op in enumerate(graph.ops)
+        ]
         tensors = range(len(graph.tensors))
         self._kinds = [self._kind(tensor) for tensor in tensors]
         self._parts = [part for tensor in tensors for part in self._parts_of(tensor)]
         self.is_exact = all(part.kind.share == 1.0 for part in self._parts)
-        self._compute: dict[tuple[object, ...], Table] = {}
-        self._layouts: dict[tuple[object, ...], tuple[Layout, ...]] = {}
-        self._tables: dict[tuple[object, ...], Table] = {}
+        self._rows_beside: dict[tuple[int, Row, int], tuple[Row, ...]] = {}
+        self._compute: dict[tuple[int, int], Table] = {}
+        self._layouts: dict[tuple[int, int, bool, int], tuple[Layout, ...]] = {}
+        self._shapes: dict[tuple[int, ...], _Shape] = {}
+        self._tables: dict[tuple[int, ...], Table | None] = {}
+        self._tables_by_layout: dict[tuple[object, ...], Table] = {}
+        self._eliminated: Known = {}
         self._move_s = MoveTimes(graph, mesh)
+        self._pair_s: defaultdict[tuple[int, float, float], dict[int, float]] = defaultdict(dict)
+        self._charges: dict[tuple[Charge, int, int], tuple[float, ...] | None] = {}
+        self._charged: dict[tuple[int, int, tuple[float, ...]], Table] = {}
 
     def with_prices(self, byte_s: BytePrices) -> ShardingTerms:
         """Return these tables with prices of the memory that a device holds; computed tables are reused."""
-        found = copy(self)
-        found.byte_s = byte_s
-        found._tables = dict(self._tables)
         prices = tensor_prices(self.graph, self.mesh, byte_s)
-        found._kinds = [replace(kind, price=price) for kind, price in zip(self._kinds, prices, strict=True)]
-        found._parts = [part for tensor in range(len(prices)) for part in found._parts_of(tensor)]
+        found = self._with_kinds([replace(kind, price=price) for kind, price in zip(self._kinds, prices, strict=True)])
+        found.byte_s = byte_s
         return found
 
     def with_exposed(self, shares: FloatArray) -> ShardingTerms:
         """Return these tables with a share of each tensor's moves charged [t]; computed tables are reused."""
-        found = copy(self)
-        found._tables = dict(self._tables)
-        found._kinds = [replace(kind, exposed=share) for kind, share in zip(self._kinds, shares.tolist(), strict=True)]
-        found._parts = [part for tensor in range(len(shares)) for part in found._parts_of(tensor)]
+        found = self._with_kinds(
+            [replace(kind, exposed=share) for kind, share in zip(self._kinds, shares.tolist(), strict=True)]
+        )
         # Their sum is no step time.
         found.is_exact = True
         return found
+
+    def _with_kinds(self, kinds: list[_Kind]) -> ShardingTerms:
+        """Return these tables with other kinds of tensors."""
+        found = copy(self)
+        # Numbers of forms are only unique together with the tables of the same copy.
+        found._forms, found._shapes = dict(self._forms), dict(self._shapes)
+        found._tables, found._tables_by_layout = dict(self._tables), dict(self._tables_by_layout)
+        found._eliminated = {}
+        found._kinds = kinds
+        found._parts = [part for tensor in range(len(kinds)) for part in found._parts_of(tensor)]
+        return found
+
+    def rows_beside(self, number: int, row: Row, axis: int) -> tuple[Row, ...]:
+        """Return the rows of an operator that equal `row` on every axis except perhaps `axis`."""
+        rule = self.graph.ops[number].rule
+        key = (id(rule), row, axis)
+        if key not in self._rows_beside:
+            self._rows_beside[key] = rows_beside(rule, self.mesh.sizes, row, axis)
+        return self._rows_beside[key]
 
     def least(
         self,
@@ -176,7 +234,7 @@ class ShardingTerms:
         now: Sequence[Row],
         *,
         charge: Charge | None = None,
-        spared: Container[int] = (),
+        spared: frozenset[int] = frozenset(),
     ) -> Cheapest:
         """Find the cheapest combination of rows of all operators.
 
@@ -188,19 +246,30 @@ class ShardingTerms:
             charge: Further costs per operator; None for no further costs.
             spared: Operators that should stay free to change if possible.
         """
-        scopes = [self._find_scope(part, rows)[0] for part in self._parts]
-        sizes = [len(own) for own in rows]
+        sizes, choices = [len(own) for own in rows], self._number_all(rows)
+        keys = [_key_of(part, choices) for part in self._parts]
+        scopes = [self._scope_of(part, key, rows, choices) for part, key in zip(self._parts, keys, strict=True)]
         # Operators whose elimination would need too large tables keep their row. All tables are then made for the
         # rows that are left.
-        order = cheapest_order(sizes, scopes, most_entries=MOST_ENTRIES, spared=spared)
-        open_rows = [(now[op],) if op in order.fixed else own for op, own in enumerate(rows)]
-        sizes = [len(own) for own in open_rows]
-        terms = [self._of_op(op, own, charge) for op, own in enumerate(open_rows)]
-        terms += [self._of_part(part, *self._find_scope(part, open_rows), sizes) for part in self._parts]
-        found = least(sizes, [term for term in terms if term.table.any()], order.variables)
+        order = _cheapest_order(tuple(sizes), tuple(scopes), spared)
+        if order.fixed:
+            rows = [(now[op],) if op in order.fixed else own for op, own in enumerate(rows)]
+            sizes, choices = [len(own) for own in rows], self._number_all(rows)
+            keys = [_key_of(part, choices) for part in self._parts]
+            scopes = [self._scope_of(part, key, rows, choices) for part, key in zip(self._parts, keys, strict=True)]
+        terms = [
+            self._of_op(op, own, choice, charge) for op, (own, choice) in enumerate(zip(rows, choices, strict=True))
+        ]
+        for part, key, scope in zip(self._parts, keys, scopes, strict=True):
+            table = self._table_of(part, key)
+            if table is not None:
+                terms.append(Term(scope, table))
+        if len(self._eliminated) > MOST_KEPT:
+            self._eliminated.clear()
+        found = least(sizes, terms, order.variables, self._eliminated)
         return Cheapest(
             cost_s=found.cost,
-            rows=tuple(own[value] for own, value in zip(open_rows, found.values, strict=True)),
+            rows=tuple([own[value] for own, value in zip(rows, found.values, strict=True)]),
             kept=order.fixed,
         )
 
@@ -215,11 +284,13 @@ class ShardingTerms:
         Args:
             rows: Rows that each operator may take [o][c].
         """
-        sizes = [len(own) for own in rows]
-        terms = self.alone(rows)
+        terms, choices = self.alone(rows), self._number_all(rows)
         for tensor in range(len(self._kinds)):
             for part in self._shares_of(tensor):
-                terms.append(self._of_part(part, *self._find_scope(part, rows), sizes))
+                key = _key_of(part, choices)
+                scope, table = self._scope_of(part, key, rows, choices), self._table_of(part, key)
+                if table is not None:
+                    terms.append(Term(scope, table))
         return terms
 
     def alone(self, rows: Sequence[tuple[Row, ...]]) -> list[Term]:
@@ -228,7 +299,8 @@ class ShardingTerms:
         Args:
             rows: Rows that each operator may take [o][c].
         """
-        return [self._of_op(op, own, None) for op, own in enumerate(rows)]
+        choices = self._number_all(rows)
+        return [self._of_op(op, own, choice, None) for op, (own, choice) in enumerate(zip(rows, choices, strict=True))]
 
     def _shares_of(self, tensor: int) -> list[_Part]:
         """Return a part for each use of a tensor: one copy, divided by the number of uses in the pass.
@@ -240,7 +312,7 @@ class ShardingTerms:
         kind = self._kinds[tensor]
         written = _Slot(op=maker, number=slot, is_maker=True)
         if not any(times for times, _ in kind.reads):
-            return [_Part(kind=replace(kind, reads=()), slots=(written,))]
+            return [self._part(replace(kind, reads=()), (written,))]
         found = []
         for number, (use, (_, again)) in enumerate(zip(self.graph.uses[tensor], kind.reads, strict=True)):
             # The first use of the copy may be this one or an earlier one of the pass, so the smallest of their numbers
@@ -249,55 +321,96 @@ class ShardingTerms:
             in_pass = sum(other == again for _, other in kind.reads)
             is_least = len(kind.reads) > 1
             own = replace(kind, reads=((min(before), again),), share=1.0 / in_pass, is_least=is_least)
-            found.append(_Part(kind=own, slots=(written, _Slot(op=use.op, number=use.operand, is_maker=False))))
+            found.append(self._part(own, (written, _Slot(op=use.op, number=use.operand, is_maker=False))))
         return found
 
-    def _of_op(self, number: int, rows: tuple[Row, ...], charge: Charge | None) -> Term:
+    def _number_of(self, form: object) -> int:
+        """Return the number of a form."""
+        return self._forms.setdefault(form, len(self._forms))
+
+    def _number_all(self, rows: Sequence[tuple[Row, ...]]) -> list[int]:
+        """Return a number for the rows of each operator, the same for the same rows [o]."""
+        # Most operators have their rows in common with others, and the same object stands for them.
+        known: dict[int, int] = {}
+        found = []
+        for own in rows:
+            choice = known.get(id(own))
+            if choice is None:
+                choice = known[id(own)] = self._choices.setdefault(own, len(self._choices))
+            found.append(choice)
+        return found
+
+    def _of_op(self, number: int, rows: tuple[Row, ...], choice: int, charge: Charge | None) -> Term:
         """Return the term of an operator's compute, and of its charge if there is one."""
-        op = self.graph.ops[number]
         # Operators of repeated layers have the same work and rows, and share one table.
-        key = (id(op.rule), op.is_free, op.flop, op.times, op.precision, rows, self._roofline.traffic[number])
-        if key not in self._compute:
-            self._compute[key] = np.array([self._roofline.seconds(number, row) for row in rows])
-        table = self._compute[key]
+        key = (self._op_forms[number], choice)
+        table = self._compute.get(key)
+        if table is None:
+            table = self._compute[key] = np.array([self._roofline.seconds(number, row) for row in rows])
         if charge is not None:
-            table = table + np.array([charge(number, row) for row in rows])
-        return Term(scope=(number,), table=table) if len(rows) > 1 else Term(scope=(), table=table[0])
+            table = self._charged_table(table, charge, number, rows, choice)
+        return Term((number,), table) if len(rows) > 1 else Term((), table[0])
 
-    def _find_scope(
-        self, part: _Part, rows: Sequence[tuple[Row, ...]]
-    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[Layout, ...], ...]]:
-        """Find the operators whose rows change a layout in a part.
+    def _charged_table(self, table: Table, charge: Charge, number: int, rows: tuple[Row, ...], choice: int) -> Table:
+        """Return a table with a charge of each row; equal tables with equal charges stay one."""
+        key = (charge, number, choice)
+        if key not in self._charges:
+            charges = tuple([charge(number, row) for row in rows])
+            self._charges[key] = charges if any(charges) else None
+        found = self._charges[key]
+        if found is None:
+            return table
+        of_both = (self._op_forms[number], choice, found)
+        if of_both not in self._charged:
+            self._charged[of_both] = table + np.array(found)
+        return self._charged[of_both]
 
-        Returns:
-            These operators; for each slot its place among them, or -1 if the slot has one layout only; the layouts of
-                each slot.
-        """
+    def _part(self, kind: _Kind, slots: tuple[_Slot, ...]) -> _Part:
+        """Return a part with the number of its form."""
+        ops = tuple(sorted({slot.op for slot in slots}))
+        rules = self.graph.ops
+        places = tuple([(id(rules[slot.op].rule), slot.number, slot.is_maker, ops.index(slot.op)) for slot in slots])
+        return _Part(kind=kind, slots=slots, ops=ops, form=self._number_of((kind, places)))
+
+    def _scope_of(
+        self, part: _Part, key: tuple[int, ...], rows: Sequence[tuple[Row, ...]], choices: Sequence[int]
+    ) -> tuple[int, ...]:
+        """Return the operators whose rows change a layout in a part."""
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = self._find_shape(part, rows, choices)
+        ops = part.ops
+        return ops if len(shape.scope) == len(ops) else tuple([ops[place] for place in shape.scope])
+
+    def _find_shape(self, part: _Part, rows: Sequence[tuple[Row, ...]], choices: Sequence[int]) -> _Shape:
         layouts = []
         for slot in part.slots:
-            own = self._layouts_of(slot, rows[slot.op])
+            own = self._layouts_of(slot, rows[slot.op], choices[slot.op])
             # A layout that no row changes needs no axis in the table.
             layouts.append(own[:1] if own.count(own[0]) == len(own) else own)
-        scope = tuple(sorted({slot.op for slot, own in zip(part.slots, layouts, strict=True) if len(own) > 1}))
-        places = tuple(
-            scope.index(slot.op) if len(own) > 1 else -1 for slot, own in zip(part.slots, layouts, strict=True)
+        ops = sorted({slot.op for slot, own in zip(part.slots, layouts, strict=True) if len(own) > 1})
+        return _Shape(
+            scope=tuple(part.ops.index(op) for op in ops),
+            places=tuple(
+                ops.index(slot.op) if len(own) > 1 else -1 for slot, own in zip(part.slots, layouts, strict=True)
+            ),
+            layouts=tuple(layouts),
+            lengths=tuple(len(rows[op]) for op in ops),
         )
-        return scope, places, tuple(layouts)
 
-    def _of_part(
-        self,
-        part: _Part,
-        scope: tuple[int, ...],
-        places: tuple[int, ...],
-        layouts: tuple[tuple[Layout, ...], ...],
-        sizes: Sequence[int],
-    ) -> Term:
-        """Return the term of a part; parts of the same kind and layouts share one table."""
-        key = (part.kind, places, layouts)
+    def _table_of(self, part: _Part, key: tuple[int, ...]) -> Table | None:
+        """Return the table of a part whose scope is known; None if all of it is zero."""
         if key not in self._tables:
-            table = self._table(part.kind, places, layouts, len(scope))
-            self._tables[key] = np.broadcast_to(table, tuple(sizes[op] for op in scope))
-        return Term(scope=scope, table=self._tables[key])
+            shape = self._shapes[key]
+            of_layouts = (part.kind, shape.places, shape.layouts)
+            if of_layouts not in self._tables_by_layout:
+                table = self._table(part.kind, shape.places, shape.layouts, len(shape.scope))
+                self._tables_by_layout[of_layouts] = (
+                    table if table.shape == shape.lengths else np.broadcast_to(table, shape.lengths)
+                )
+            table = self._tables_by_layout[of_layouts]
+            self._tables[key] = table if table.any() else None
+        return self._tables[key]
 
     def _kind(self, tensor: int) -> _Kind:
         """Return the properties of a tensor that determine its cost."""
@@ -323,22 +436,22 @@ class ShardingTerms:
         written = _Slot(op=maker, number=slot, is_maker=True)
         read = [_Slot(op=use.op, number=use.operand, is_maker=False) for use in self.graph.uses[tensor]]
         if kind.price is None and not any(times for times, _ in kind.reads):  # nobody reads it, or it is a constant
-            return [_Part(kind=replace(kind, reads=()), slots=(written,))]
+            return [self._part(replace(kind, reads=()), (written,))]
         if len(read) <= MOST_READERS:
-            return [_Part(kind=kind, slots=(written, *read))]
+            return [self._part(kind, (written, *read))]
         share = 1.0 / len(read)
         return [
-            _Part(kind=replace(kind, reads=(own,), share=share, price=_of_use(kind.price, use)), slots=(written, slot))
+            self._part(replace(kind, reads=(own,), share=share, price=_of_use(kind.price, use)), (written, slot))
             for use, (own, slot) in enumerate(zip(kind.reads, read, strict=True))
         ]
 
-    def _layouts_of(self, slot: _Slot, rows: tuple[Row, ...]) -> tuple[Layout, ...]:
+    def _layouts_of(self, slot: _Slot, rows: tuple[Row, ...], choice: int) -> tuple[Layout, ...]:
         """Return the layout in which a slot writes or reads its tensor, for each row."""
         rule = self.graph.ops[slot.op].rule
-        key = (id(rule), slot.number, slot.is_maker, rows)
+        key = (id(rule), slot.number, slot.is_maker, choice)
         if key not in self._layouts:
             layout_of = written_layout if slot.is_maker else wanted_layout
-            self._layouts[key] = tuple(layout_of(rule, slot.number, row) for row in rows)
+            self._layouts[key] = tuple([layout_of(rule, slot.number, row) for row in rows])
         return self._layouts[key]
 
     def _table(
@@ -364,8 +477,11 @@ class ShardingTerms:
 
     def _moved_and_held(self, kind: _Kind, written: Any, lies: Any, wanted: Sequence[Any]) -> Table:
         """Compute the seconds of moves and the prices of held memory, for arrays of layouts [..., axes]."""
-        table: Any = kind.times * self._seconds(written, lies, kind)
+        # Without partial sums the tensor lies as it is written.
+        table: Any = 0.0 if lies is written else kind.times * self._seconds(written, lies, kind)
         for number, (times, again) in enumerate(kind.reads):
+            if not times:
+                continue
             own_s = times * self._seconds(lies, wanted[number], kind)
             for earlier in range(number):
                 if kind.reads[earlier][1] == again:
@@ -384,21 +500,37 @@ class ShardingTerms:
         """Compute the time of moves between layouts, for arrays of layouts [..., axes] that broadcast [s]."""
         # Encode each pair of layouts as one integer, so that each distinct pair is priced once. A digit is the dim plus
         # two, because REPLICATED is -1 and PARTIAL is -2.
-        digits = len(kind.shape) + 2
-        radix = digits ** np.arange(len(self.mesh.sizes))
-        many = digits ** len(self.mesh.sizes)
-        pairs = ((before + 2) * radix).sum(axis=-1) * many + ((after + 2) * radix).sum(axis=-1)
-        _, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
-        # Only one representative of each distinct pair goes through Python.
-        shape = np.broadcast_shapes(before.shape, after.shape)
-        old = np.broadcast_to(before, shape).reshape(-1, shape[-1])[first].tolist()
-        new = np.broadcast_to(after, shape).reshape(-1, shape[-1])[first].tolist()
-        seconds = [
-            self._move_s[tuple(one), tuple(other), kind.num_bytes, kind.latency_share]
-            for one, other in zip(old, new, strict=True)
-        ]
-        found: Table = np.array(seconds)[inverse].reshape(pairs.shape)
+        num_axes, digits = len(self.mesh.sizes), len(kind.shape) + 2
+        radix = digits ** np.arange(num_axes)
+        many = digits**num_axes
+        pairs = ((before + 2) @ radix) * many + (after + 2) @ radix
+        known = self._pair_s[digits, kind.num_bytes, kind.latency_share]
+        flat = pairs.ravel().tolist()
+        for pair in set(flat).difference(known):
+            old, new = (_digits(code, digits, num_axes) for code in divmod(pair, many))
+            known[pair] = self._move_s[old, new, kind.num_bytes, kind.latency_share]
+        found: Table = np.array([known[pair] for pair in flat]).reshape(pairs.shape)
         return found
+
+
+def _key_of(part: _Part, choices: Sequence[int]) -> tuple[int, ...]:
+    """Return what the table of a part depends on, in numbers: its form, and the rows of its operators."""
+    return (part.form, *[choices[op] for op in part.ops])
+
+
+@lru_cache(maxsize=64)
+def _cheapest_order(sizes: tuple[int, ...], scopes: tuple[tuple[int, ...], ...], spared: frozenset[int]) -> Order:
+    """Return the order of elimination, which graphs of one model share whatever their sizes are."""
+    return cheapest_order(sizes, scopes, most_entries=MOST_ENTRIES, spared=spared)
+
+
+def _digits(code: int, base: int, count: int) -> Layout:
+    """Decode a layout, whose digits are its dims plus two, the lowest first."""
+    found = []
+    for _ in range(count):
+        code, digit = divmod(code, base)
+        found.append(digit - 2)
+    return tuple(found)
 
 
 def _where_it_lies(kind: _Kind, written: Any, wanted: Sequence[Any], sizes: Sequence[int]) -> list[Any]:

@@ -26,6 +26,7 @@ def shardings_section(data: ReportData) -> Html:
         "shardings",
         TITLE,
         tag("p", tag("code", answer.mesh_line)),
+        tag("p", "The plan leaves the batch whole: every device has all inputs.") if answer.is_whole else None,
         table(["", "tensor", "type", answer.spec_title], rows),
         tag(
             "p",

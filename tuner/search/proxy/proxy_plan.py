@@ -84,6 +84,7 @@ class ProxyPlan:
 
     @property
     def num_too_wide(self) -> int:
-        """Number of candidates of which one stage of one replica has more ranks than a proxy has devices."""
+        """Number of candidates whose narrowest proxy has more ranks than the hosts have devices."""
         devices = self.options.hosts * self.setting.cluster.devices_per_host
-        return int((self.grid.tp * self.grid.cp * self.grid.up > devices).sum())
+        stages = 1 if self.options.stage else np.minimum(self.grid.pp, 2)
+        return int((self.grid.tp * self.grid.cp * self.grid.up * stages > devices).sum())

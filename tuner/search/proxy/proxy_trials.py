@@ -4,8 +4,10 @@ A proxy keeps the candidate's tp, cp, up, ep and mbs, its schedule, its ZeRO sta
 shapes of all operators of a layer and of the collectives inside it. Stages, replicas, layers and micro-batches are
 fewer:
 
-    pp, dp      fill the devices, neither above the candidate's. A pipeline stays one (pp of at least 2). Replicas stay
-                replicas where there is room, so that the reduction of gradients shows too. Of the rest pp is largest.
+    pp, dp      fill the devices, neither above the candidate's. A pipeline stays one (pp of at least 2); with `stage`,
+                one stage runs alone where there is no room for two, without its chunks and its neighbours' messages.
+                Replicas stay replicas where there is room, so that the reduction of gradients shows too. Of the rest pp
+                is largest.
     layers      `auto` keeps those of each stage and chunk, so that a device does the same work; fewer where ZeRO's
                 larger shares of few replicas may not fit.
     batch       as many micro-batches per stage as the candidate has, so that the bubble's share is comparable, and at
@@ -21,6 +23,7 @@ from typing import Any
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import Reduction, least_layers
 from costmodels.job.setting import Setting
+from costmodels.job.uneven_work import EVEN
 from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory.peak import estimate_memory
 from trials.trial_keys import ProxyOptions
@@ -89,7 +92,7 @@ def proxy_of(
     space = space or SpaceOptions()
     rules = replace(space, allowed=(), opened=())
     for hosts in range(options.hosts, 0, -1):
-        for smaller in _enumerate_degrees(config, hosts * setting.cluster.devices_per_host):
+        for smaller in _enumerate_degrees(config, hosts * setting.cluster.devices_per_host, stage=options.stage):
             for layers in _enumerate_layers(config, smaller, setting, options):
                 batch = smaller.dp * smaller.mbs * smaller.pp * _num_rounds(config, setting)
                 reduction = Reduction(hosts=hosts, layers=layers, global_batch_size=batch)
@@ -99,21 +102,21 @@ def proxy_of(
     return None
 
 
-def _enumerate_degrees(config: ParallelConfig, devices: int) -> Iterator[ParallelConfig]:
+def _enumerate_degrees(config: ParallelConfig, devices: int, *, stage: bool) -> Iterator[ParallelConfig]:
     """Enumerate configurations that fill the devices with fewer stages and replicas, the most telling first."""
     # ranks of one stage of one replica, which a proxy keeps
     inner = config.tp * config.cp * config.up
     if devices % inner:
         return
     pairs = [(pp, devices // inner // pp) for pp in divisors(devices // inner)]
-    least_pp = min(config.pp, 2)
+    least_pp = 1 if stage and devices == inner else min(config.pp, 2)
     kept = [(pp, dp) for pp, dp in pairs if least_pp <= pp <= config.pp and dp <= config.dp]
     # replicas stay replicas first, then the deepest pipeline
     for pp, dp in sorted(kept, key=lambda pair: (min(config.dp, 2) > pair[1], -pair[0])):
         shards = config.dp_shard if config.dp_shard and dp % config.dp_shard == 0 else 0
-        # proxies have equal hosts, whose order is of no account
-        work = replace(config.assignment, hosts=())
-        yield replace(config, pp=pp, dp=dp, dp_shard=shards, assignment=work)
+        # proxies have equal hosts, whose order is of no account, and one stage has neither chunks nor others beside it
+        work = EVEN if pp == 1 < config.pp else replace(config.assignment, hosts=())
+        yield replace(config, pp=pp, dp=dp, vpp=config.vpp if pp > 1 else 1, dp_shard=shards, assignment=work)
 
 
 def _enumerate_layers(
@@ -126,7 +129,7 @@ def _enumerate_layers(
         return
     chunks = smaller.pp * smaller.vpp
     # layers of the largest chunk, rounded up
-    of_chunk = -(-setting.padded_layers // (config.pp * config.vpp))
+    of_chunk = -(-setting.padded_layers // (config.pp * smaller.vpp))
     sizes = (min(layers * chunks, model.num_layers) for layers in range(of_chunk, 0, -1))
     yield from (layers for layers in dict.fromkeys(sizes) if layers >= least_layers(model))
 

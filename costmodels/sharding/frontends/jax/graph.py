@@ -22,6 +22,7 @@ from costmodels.sharding.frontends.jax.program import Program, trace_function
 from costmodels.sharding.frontends.jax.rules import rule_of_call
 from costmodels.sharding.frontends.rule_parts import Call, blocked_rule
 from costmodels.sharding.graph import CARRY, INPUT, STATE, FusionKind, Graph, GraphBuilder
+from hardware.collector import without_collector
 
 
 def graph_of_jax(fn: Callable[..., Any], *arguments: Any, donated: Sequence[str | int] = ()) -> Graph:
@@ -47,6 +48,7 @@ def flatten_trace(program: Program) -> tuple[Flat, list[int], list[int]]:
     return flat, arguments, outputs
 
 
+@without_collector
 def graph_of(program: Program) -> Graph:
     """Return the graph of a traced function."""
     flat, arguments, outputs = flatten_trace(program)

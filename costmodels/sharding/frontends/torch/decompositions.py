@@ -1,4 +1,4 @@
-"""Decompositions of ATen operators that have no rule of their own: torch's, and three written here."""
+"""Decompositions of ATen operators that have no rule of their own: torch's, and some written here."""
 
 from __future__ import annotations
 
@@ -41,6 +41,71 @@ def _var(
     return _var_mean(x, dim, correction=correction, keepdim=keepdim)[0]
 
 
+def _weight_norm_backward(
+    grad: torch.Tensor, direction: torch.Tensor, length: torch.Tensor, norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the gradients of direction v and length g of a weight w = g v / |v| (Salimans and Kingma 2016, eq. 3)."""
+    dims = [one for one in range(direction.dim()) if one != dim % direction.dim()]
+    norms = norms.view(length.shape).to(direction.dtype)
+    along = (grad * direction).sum(dims, keepdim=True) / norms
+    return length / norms * (grad - direction * along / norms), along
+
+
+def _embedding_bag(
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,  # noqa: ARG001 # of the gradient
+    mode: int = 0,
+    sparse: bool = False,  # noqa: ARG001
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    """Add up the rows of each bag, which begins at an offset; maxima (mode 2) are left as they are."""
+    if mode == 2:
+        return NotImplemented
+    begins = offsets[:-1] if include_last_offset else offsets
+    places = torch.arange(indices.shape[0], device=indices.device, dtype=begins.dtype)
+    bags = torch.searchsorted(begins, places, right=True) - 1
+    is_here = torch.ones_like(indices, dtype=weight.dtype)
+    if padding_idx >= 0:
+        is_here = (indices != padding_idx).to(weight.dtype)
+    scales = is_here if per_sample_weights is None else is_here * per_sample_weights
+    rows = aten.embedding(weight, indices) * scales[:, None]
+    count = begins.shape[0]
+    found = weight.new_zeros(count, weight.shape[1]).index_put([bags], rows, accumulate=True)
+    sizes = weight.new_zeros(count).index_put([bags], is_here, accumulate=True)
+    if mode == 1:
+        found = found / sizes.clamp(min=1)[:, None]
+    bag_size = sizes.to(offsets.dtype)
+    return found, bags, bag_size, torch.zeros_like(bag_size)
+
+
+def _embedding_bag_backward(
+    grad: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,  # noqa: ARG001 # the operator's own parameters
+    offset2bag: torch.Tensor,
+    bag_size: torch.Tensor,
+    maximum_indices: torch.Tensor,  # noqa: ARG001
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,  # noqa: ARG001
+    per_sample_weights: torch.Tensor | None,
+    padding_idx: int = -1,
+) -> Any:
+    """Give each row the gradient of its bag."""
+    if mode == 2:
+        return NotImplemented
+    scaled = grad / bag_size.clamp(min=1).to(grad.dtype)[:, None] if mode == 1 else grad
+    rows = scaled[offset2bag]
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[:, None]
+    return aten.embedding_dense_backward(rows, indices, num_weights, padding_idx, scale_grad_by_freq)
+
+
 def _convolution_backward(*arguments: Any) -> Any:
     """Compute each gradient with an operator of its own, as each has its own rule; the bias's gradient is a sum."""
     *shared, mask = arguments
@@ -58,6 +123,9 @@ def _convolution_backward(*arguments: Any) -> Any:
 
 
 _OURS: dict[OpOverload[..., Any], Callable[..., Any]] = {
+    aten._embedding_bag.default: _embedding_bag,
+    aten._embedding_bag_backward.default: _embedding_bag_backward,
+    aten._weight_norm_interface_backward.default: _weight_norm_backward,
     aten.convolution_backward.default: _convolution_backward,
     aten.var.correction: _var,
     aten.var_mean.correction: _var_mean,

@@ -76,7 +76,8 @@ def graph_of(program: Program, *, micro_batches: int = 1) -> Graph:
         after = None if argument.after is None else outputs[argument.after]
         if after is not None:
             build.builder.keep(build.tensors[number], build.read(after))
-    return build.builder.done()
+    sampled = tuple(dict.fromkeys(each.in_words for each in program.taken))
+    return replace(build.builder.done(), sampled=sampled)
 
 
 def _add_update(build: FlatBuilder, number: int, argument: Argument, gradient: int | None, micro_batches: int) -> None:

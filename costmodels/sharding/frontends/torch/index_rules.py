@@ -14,7 +14,7 @@ import numpy as np
 
 from costmodels.sharding.dims import FactorKind, Place, Rule
 from costmodels.sharding.frontends.rule_parts import Call, Loops, Shape, blocked_rule, broadcast, same_rule
-from costmodels.sharding.frontends.torch.calls import dims_of
+from costmodels.sharding.frontends.torch.calls import Operand, dims_of
 
 
 def _embedding(call: Call) -> Rule:
@@ -63,6 +63,28 @@ def _scatter(call: Call) -> Rule:
     if not is_alike:
         return blocked_rule(call)
     return loops.rule([whole, place, *(place if source else () for source in sources)], [whole])
+
+
+def _bucketize(call: Call) -> Rule:
+    """Return the rule of a search in sorted boundaries, which every device has whole.
+
+    Sequences with leading dims are searched for the rows of the values that lie beside them.
+    """
+    loops = Loops()
+    slots = {
+        name: call.params[name].slot
+        for name in ("self", "boundaries", "sorted_sequence", "sorter")
+        if isinstance(call.params.get(name), Operand)
+    }
+    values = call.operands[slots["self"]]
+    place = loops.dims(values)
+    places: list[Place] = [()] * len(call.operands)
+    places[slots.pop("self")] = place
+    for slot in slots.values():
+        shape = call.operands[slot]
+        lead = place[: len(shape) - 1]
+        places[slot] = (*lead, loops.dim(shape[-1], FactorKind.BLOCKED))
+    return loops.rule(places, [place])
 
 
 def _place_index(
@@ -137,6 +159,7 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     "embedding_dense_backward": _embedding_backward,
     "gather": _gather,
     **same_rule("scatter scatter_add scatter_reduce", _scatter),
+    **same_rule("bucketize searchsorted", _bucketize),
     "index": _index,
     "index_put": _index_put,
 }

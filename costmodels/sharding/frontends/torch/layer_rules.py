@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from costmodels.sharding.dims import FactorKind, Place, Rule
-from costmodels.sharding.frontends.rule_parts import Call, Loops, Shape, broadcast, same_rule
+from costmodels.sharding.frontends.rule_parts import Call, Loops, Shape, blocked_rule, broadcast, same_rule
 from costmodels.sharding.frontends.torch.calls import Operand
 
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
@@ -141,6 +141,34 @@ def _space(
     return first, second, third
 
 
+def _distances(call: Call) -> Rule:
+    """Return the rule of distances between all pairs of vectors."""
+    loops = Loops()
+    left, right = call.operands
+    result = call.results[0]
+    batch = loops.dims(result[:-2])
+    rows, columns = loops.dim(left[-2]), loops.dim(right[-2])
+    width = loops.dim(left[-1], FactorKind.BLOCKED)
+    leads = (broadcast(batch, result[:-2], shape[:-2]) for shape in (left, right))
+    return loops.rule(
+        [(*lead, own, width) for lead, own in zip(leads, (rows, columns), strict=True)], [(*batch, rows, columns)]
+    )
+
+
+def _distances_backward(call: Call) -> Rule:
+    """Return the rule of the gradient of distances by the left vectors, a sum over the right ones."""
+    loops = Loops()
+    grad, left, right, known = call.operands
+    batch = loops.dims(left[:-2])
+    if not left[:-2] == right[:-2] == grad[:-2] == known[:-2]:
+        return blocked_rule(call)
+    rows, columns = loops.dim(left[-2]), loops.dim(right[-2], FactorKind.REDUCTION)
+    width = loops.dim(left[-1])
+    pairs = (*batch, rows, columns)
+    own, others = (*batch, rows, width), (*batch, columns, width)
+    return loops.rule([pairs, own, others, pairs], [own])
+
+
 def _attention(call: Call) -> Rule:
     """Return the rule of fused attention or its gradient; only the queries can be partitioned along the sequence.
 
@@ -191,6 +219,8 @@ RULES: Mapping[str, Callable[[Call], Rule]] = {
     ),
     **same_rule("avg_pool1d upsample_nearest1d upsample_nearest1d_backward", partial(_images, space=1)),
     **same_rule("convolution convolution_backward", _convolution),
+    "_cdist_forward": _distances,
+    "_cdist_backward": _distances_backward,
     **same_rule(f"{ATTENTION} {ATTENTION_BACKWARD}", _attention),
 }
 """Rules of these operators by name."""

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
@@ -28,8 +27,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.utils import _pytree as pytree
 
+from costmodels.sharding.frontends.torch.composed_functions import composed_functions
 from costmodels.sharding.frontends.torch.decompositions import decompositions
 from costmodels.sharding.frontends.torch.fake_tensors import able_fake_tensors
+from costmodels.sharding.frontends.torch.places import place_in
+from costmodels.sharding.frontends.torch.sampled_values import SampledValues, TakenValue, has_values
 from costmodels.sharding.graph import TensorKind
 from hardware.io.errors import ConfigError
 
@@ -65,11 +67,13 @@ class Program:
         name: Name of the module's class.
         trace: Operators of the step; its placeholders are the arguments.
         arguments: Arguments of the step, in the order of the placeholders.
+        taken: Values of the sample that the code has read, and on which the trace depends.
     """
 
     name: str
     trace: GraphModule
     arguments: tuple[Argument, ...]
+    taken: tuple[TakenValue, ...] = ()
 
 
 def trace_module(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | None = None) -> Program:
@@ -78,11 +82,12 @@ def trace_module(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | No
     Args:
         module: Module on any device, also `meta`, or made of fake tensors. Parameters that require gradients are
             trained.
-        inputs: Trees of tensors, of which only shapes and dtypes are read.
+        inputs: Trees of tensors, of which shapes and dtypes are read, and values where the code asks for them.
         loss: Function to differentiate, called as `loss(module, *inputs)`; None to differentiate `module(*inputs)`.
 
     Raises:
-        ConfigError: The loss is not one number that depends on a parameter, or shapes depend on values.
+        ConfigError: The loss is not one number that depends on a parameter, or shapes or branches depend on values that
+            do not follow from the inputs.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     parameters = dict(module.named_parameters())
@@ -93,6 +98,11 @@ def trace_module(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | No
     with mode:
         # Fake tensors have shapes and dtypes, but no memory.
         fakes = [torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") for tensor in given]
+
+    # what the code reads of values may follow from those of the inputs and of buffers
+    sampled = SampledValues(
+        {number: tensor for number, tensor in enumerate(given) if number >= len(parameters) and has_values(tensor)}
+    )
 
     def step(*arguments: torch.Tensor) -> list[torch.Tensor]:
         """Return the loss, the gradients, and the buffers after the step."""
@@ -107,31 +117,29 @@ def trace_module(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | No
         )
         # `_LossAndGradients` holds the user's module under this name.
         within = {f"module.{name}": tensor for name, tensor in states.items()}
-        found = torch.func.functional_call(_LossAndGradients(module, loss), within, call)
+        with sampled, composed_functions():
+            found = torch.func.functional_call(_LossAndGradients(module, loss), within, call)
         return [*found, *(states[name] for name in buffers)]
 
     try:
         with mode, preserve_node_meta(), _without_mkldnn(), able_fake_tensors():
             first = make_fx(step, tracing_mode="fake")(*fakes)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        place = place_in(extract_tb(error.__traceback__))
         raise ConfigError(
             "has shapes or branches that depend on values, which a plan cannot know",
             key="module",
-            value=f"{type(module).__name__} calls {error.func}{_place_of(error)}",
-            nearest="compute with masks (torch.where, one-hot); for experts of transformers, build the model with "
-            "experts_implementation='grouped_mm'",
+            value=f"{type(module).__name__} calls {error.func}{f' ({place})' if place else ''}",
+            nearest="compute with masks (torch.where, one-hot), or give inputs with values if these alone decide; for "
+            "experts of transformers, build the model with experts_implementation='grouped_mm'",
         ) from error
     trace = _make_functional(first, fakes, mode)
     return Program(
-        name=type(module).__name__, trace=trace, arguments=(*_list_states(module, trace), *_list_inputs(tuple(inputs)))
+        name=type(module).__name__,
+        trace=trace,
+        arguments=(*_list_states(module, trace), *_list_inputs(tuple(inputs))),
+        taken=tuple(sampled.taken),
     )
-
-
-def _place_of(error: Exception) -> str:
-    """Return the line of the user's code, or of a library that it uses, at which torch raised an error."""
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
-    return f" (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else ""
 
 
 @contextmanager

@@ -79,8 +79,34 @@ def test_shapes_that_depend_on_values_are_refused():
 
     with pytest.raises(ConfigError, match=r"nonzero.*depend on values.*torch\.where"):
         graph_of_torch(picked, ())
+    # a parameter has no value that stays
     with pytest.raises(ConfigError, match=r"_dense.* \(line \d+ of test_strange_modules\.py\).*depend on values"):
         graph_of_torch(scaled, ())
+
+
+def test_values_of_inputs_are_taken_from_the_sample():
+    """A branch on a mask, a size from the largest index and the lengths of a CTC loss are those of the sample, and told
+    with the user's line; without values they are refused.
+    """
+
+    def branched(weight, x, mask, index, lengths):
+        if not mask.any():
+            x = -x
+        summed = torch.zeros(int(index.max()) + 1, 8).index_add(0, index, x @ weight)
+        aligned = nn.functional.ctc_loss(
+            (x @ weight).log_softmax(-1)[:, None].expand(6, 2, 8), torch.ones(2, 3, dtype=torch.long), lengths, (3, 2)
+        )
+        return summed.sum() + aligned
+
+    inputs = torch.rand(6, 4), torch.tensor([False, True]), torch.tensor([0, 1, 2, 2, 4, 1]), torch.tensor([6, 5])
+    graph = graph_of_torch(OfWeight(branched, 4, 8), inputs)
+
+    assert [words.partition(" of ")[2] for words in graph.sampled] == [
+        f"test_strange_modules.py reads {value}" for value in (True, 4, 6, 5)
+    ]
+    assert (5, 8) in {tensor.shape for tensor in graph.tensors}
+    with pytest.raises(ConfigError, match="give inputs with values"):
+        graph_of_torch(OfWeight(branched, 4, 8), [each.to("meta") for each in inputs])
 
 
 def test_checks_of_constants_are_no_branches():

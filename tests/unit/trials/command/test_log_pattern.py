@@ -14,13 +14,13 @@ STEP = StepSize(samples=64, tokens=64 * 4096, devices=8)
 LINES = {
     "nanotron": (
         "[default0]:01/17/2024 14:02:16 [INFO|DP=0|PP=0|TP=0]: iteration: 991 / 1000 | consumed_tokens: 634K | "
-        "elapsed_time_per_iteration_ms: 11.5K | tokens_per_sec: 2.35K | cuda_max_memory_reserved: 570M | x: 312G",
-        Reading(step_time_s=11.5, iteration=991, memory_bytes=570_000_000),
+        "elapsed_time_per_iteration_ms: 11.5K | tokens_per_sec: 2.35K | cuda_max_memory_reserved: 570M | lm_loss: 6.7",
+        Reading(step_time_s=11.5, iteration=991, memory_bytes=570_000_000, loss=6.7),
     ),
     "nemo, its progress bar": (
         "Epoch 0: :  47%|####     | 7/15 [06:19<07:13, reduced_train_loss=11.50, global_step=5.000, "
         "consumed_samples=12288.0, train_step_timing in s=49.50]",
-        Reading(step_time_s=49.5, iteration=5),
+        Reading(step_time_s=49.5, iteration=5, loss=11.5),
     ),
     "megatron": (
         " [2025-03-04 02:58:29] iteration       12/     100 | consumed samples:         3072 | elapsed time per "
@@ -39,7 +39,7 @@ LINES = {
     "mindspeed": (
         " [2024-11-20 14:55:23] iteration        5/    2000 | consumed samples:           40 | elapsed time per "
         "iteration (ms): 2500.0 | learning rate: 1.250E-06 | global batch size:     8 | lm loss: 1.1E+01 |",
-        Reading(step_time_s=2.5, iteration=5),
+        Reading(step_time_s=2.5, iteration=5, loss=11.0),
     ),
     "bridge": (
         " [2026-08-20 10:00:00] iteration        5/      50 | consumed samples:  40 | elapsed time per iteration (ms): "
@@ -49,12 +49,12 @@ LINES = {
     "maxtext": (
         "completed step: 7, seconds: 2.125, TFLOP/s/device: 310.000, Tokens/s/device: 9000.000, total_weights: 65536, "
         "loss: 10.100",
-        Reading(step_time_s=2.125, iteration=7),
+        Reading(step_time_s=2.125, iteration=7, loss=10.1),
     ),
     "swift": (
         "{'loss': 1.25, 'grad_norm': 0.5, 'learning_rate': 1e-05, 'iteration': '4/100', 'elapsed_time': '10s', "
         "'remaining_time': '4m 0s', 'memory(GiB)': 40.5, 'train_speed(s/it)': 2.5}",
-        Reading(total_s=10.0, iteration=4, memory_bytes=round(40.5 * 2**30)),
+        Reading(total_s=10.0, iteration=4, memory_bytes=round(40.5 * 2**30), loss=1.25),
     ),
     "verl": (
         "(TaskRunner pid=1) step:3 - actor/entropy:0.4 - perf/max_memory_reserved_gb:60.5 - timing_s/gen:20.0 - "
@@ -65,7 +65,7 @@ LINES = {
         "[rank0]:[titan] 2025-05-05 10:00:00,000 - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  7.9000  "
         "\x1b[38;5;208mgrad_norm:  1.2000  \x1b[36mmemory: 40.50GiB(51.20%)  \x1b[34mtps: 8,192  "
         "\x1b[35mtflops: 420.00  mfu: 42.47%\x1b[39m",
-        Reading(step_time_s=4.0, iteration=10, memory_bytes=round(40.5 * 2**30)),
+        Reading(step_time_s=4.0, iteration=10, memory_bytes=round(40.5 * 2**30), loss=7.9),
     ),
     "deepspeed": (
         "[2024-03-07 15:27:02,646] [INFO] [timer.py:260:stop] epoch=0/micro_step=199/global_step=199, "
@@ -77,7 +77,7 @@ LINES = {
         "Training epoch 0, iteration 49/49 | lr: 7.496e-06 | global_batch_size: 128 | global_step: 49 | "
         "peak_memory_usage: 70833405952 | memory_allocated: 44271689728 | reduced_train_loss: 11.96 | "
         "train_step_timing in s: 12.39 | consumed_samples: 6400",
-        Reading(step_time_s=12.39, iteration=49, memory_bytes=70833405952),
+        Reading(step_time_s=12.39, iteration=49, memory_bytes=70833405952, loss=11.96),
     ),
 }
 
@@ -91,7 +91,17 @@ def test_a_frameworks_line_is_read(which):
     assert reading is not None
     assert reading.iteration == expected.iteration
     assert reading.memory_bytes == expected.memory_bytes
+    assert reading.loss == expected.loss
     assert reading.step_time_s == (expected.step_time_s and pytest.approx(expected.step_time_s))
+
+
+def test_a_loss_that_is_no_number_hides_no_step():
+    """A training that has diverged is measured all the same."""
+    line = LINES["torchtitan"][0].replace("7.9000", "nan")
+    reading = find_pattern("torchtitan").reading(line, STEP)
+
+    assert reading is not None
+    assert (reading.step_time_s, reading.loss) == (pytest.approx(4.0), None)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +161,7 @@ def test_no_number_breaks_the_reading(number, group):
     time = () if group.startswith(("step", "sample", "token")) else ("time=(?P<step_s>.*)",)
     reading = LogPattern(expressions=(f"value=(?P<{group}>.*)", *time)).reading(f"value={number}", STEP)
 
-    assert reading is None or reading.memory_bytes or (reading.step_time_s or 0) > 0
+    assert reading is None or reading.memory_bytes or reading.loss is not None or (reading.step_time_s or 0) > 0
 
 
 def test_a_mean_of_all_steps_gives_the_time_of_each():

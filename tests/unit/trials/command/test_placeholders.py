@@ -9,6 +9,8 @@ from tests.support.programs.small_commands import CLUSTER, JOB, backend_of
 from trials.backend import HostNeeds
 from trials.command.placeholders import (
     OF_CONFIG,
+    PLACEHOLDERS,
+    SIZES_ELSEWHERE,
     check_text,
     fill_all,
     fill_text,
@@ -26,6 +28,7 @@ def test_every_placeholder_has_a_value():
     assert set(VALUES) == set(OF_CONFIG)
     assert VALUES | {} == VALUES
     assert (VALUES["tp"], VALUES["mbs"], VALUES["total_steps"], VALUES["trial"]) == ("2", "2", "7", "7")
+    assert VALUES["world_size"] == VALUES["num_devices"] == str(CONFIG.num_devices)
     assert VALUES["num_micro_batches"] == str(JOB.global_batch_size // 2)
     assert VALUES["sequence_parallel"] in ("true", "false")
 
@@ -70,6 +73,8 @@ def test_flags_become_arguments():
     [
         ("--tp={tpp}", "did you mean 'tp'?"),
         ("{flgs}", "did you mean 'flags'?"),
+        ("--nodes={nnodes}", "has no value for {nnodes}; {num_hosts}, which is the same"),
+        ("{MASTER_ADDR}", "{master_address}, which is the same"),
         ("{tp", "has an unmatched brace"),
         ("{tp:04}", "allows only names"),
         ("{tp!r}", "allows only names"),
@@ -89,6 +94,13 @@ def test_what_cannot_be_filled_is_refused(text, message):
         check_text(text, flags=True)
 
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", SIZES_ELSEWHERE)
+def test_what_launchers_call_a_size_has_a_placeholder(name):
+    """Each name of a launcher leads to a placeholder, and is none itself."""
+    assert SIZES_ELSEWHERE[name] in PLACEHOLDERS
+    assert name not in PLACEHOLDERS
 
 
 @given(text=st.text(alphabet="{}abtp:!. ", max_size=20))

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hardware.io.errors import ConfigError
-from trials.command.training_folder import KEPT, NoProgressError, TrainingFolder, step_in
+from trials.backend import MAX_LOSSES
+from trials.command.training_folder import KEPT, NoProgressError, TrainingFolder, losses_of_training, step_in
 
 
 @pytest.fixture
@@ -125,6 +126,29 @@ def test_steps_are_read_by_the_conventions_of_frameworks(tmp_path):
     assert step_in(tmp_path) == 10
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("12\n", encoding="utf-8")
     assert step_in(tmp_path) == 12
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({8: 3.0, 9: 2.9, 10: 2.8}, ((8, 3.0), (9, 2.9), (10, 2.8))),  # the training's own numbers, from 1
+        ({7: 3.0, 8: 2.9, 9: 2.8}, ((7, 3.0), (8, 2.9), (9, 2.8))),  # and from 0
+        ({1: 3.0, 2: 2.9, 3: 2.8}, ((8, 3.0), (9, 2.9), (10, 2.8))),  # counted anew in each trial
+        ({10: 3.0, 11: 2.9}, ((10, 3.0),)),  # steps beyond the checkpoint are trained again
+        ({}, ()),
+    ],
+)
+def test_losses_belong_to_steps_of_the_training(told, expected):
+    """Whatever a program counts from, its losses are those of the steps behind the training's seventh."""
+    assert losses_of_training(told, 7, 10) == expected
+
+
+def test_long_trials_keep_some_of_their_losses():
+    """A record stays small: of 1,200 losses every third is kept."""
+    kept = losses_of_training({step: 1 / step for step in range(1, 1201)}, 0, 1200)
+
+    assert [step for step, _ in kept] == list(range(1, 1201, 3))
+    assert len(kept) <= MAX_LOSSES
 
 
 def test_the_state_can_be_moved_with_its_folder(folder, tmp_path):

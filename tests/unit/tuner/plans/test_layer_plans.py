@@ -18,8 +18,9 @@ from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.pins import Pin
+from tuner.plans import layer_plans
 from tuner.plans.layer_planning import LayerPlanning
-from tuner.plans.layer_plans import LayerTask, layer_tasks, plan_layer, plan_lines, summary_of
+from tuner.plans.layer_plans import LayerTask, layer_tasks, plan_layer, plan_lines, sharing_key, summary_of
 
 CLUSTER = find_cluster("dgx-h100")
 SHAPES = {
@@ -200,3 +201,25 @@ def test_impossible_pins_are_the_users_mistake(pin, key, words):
 
     assert told.value.key == key
     assert words in told.value.rule
+
+
+def test_shapes_that_share_tables_are_planned_as_alone():
+    """Meshes of the same sizes share graph, tables and the planner's own plan; each ends with the plan it has alone."""
+    tasks = [
+        task_of("llama3-8b", ParallelConfig(**degrees), "descent")
+        for degrees in ({"cp": 2}, {"up": 2}, {"tp": 2}, {"cp": 2, "tp": 2}, {"up": 2, "tp": 2}, {"cp": 2})
+    ]
+    assert len({sharing_key(task) for task in tasks}) == 2
+
+    together = [plan_layer(task) for task in sorted(tasks, key=sharing_key)]
+    alone = []
+    for task in sorted(tasks, key=sharing_key):
+        for kept in (layer_plans._graph_of, layer_plans._terms_of, layer_plans._own_plan_without_pins):
+            kept.cache_clear()
+        alone.append(plan_layer(task))
+
+    for one, other in zip(together, alone, strict=True):
+        assert (one.found.served == other.found.served).all()
+        assert one.found.mesh.names == other.found.mesh.names
+        assert one.cost.step_time_s == other.cost.step_time_s
+        assert one.change == other.change

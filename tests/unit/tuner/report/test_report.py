@@ -71,8 +71,9 @@ def test_a_page_of_every_kind_of_study(case, request, tmp_path):
     words = re.sub(r"<[^>]+>", " ", visible(page))
 
     assert " ".join(re.findall(r'<section id="([a-z]+)">', page)) == IDENTITIES
-    # that of the sharding plan is for studies that plan layers, and that of shardings for steps of the user's own
-    assert len(IDENTITIES.split()) == len(SECTIONS) + len(APPENDIX) - 2
+    # that of the sharding plan is for studies that plan layers, that of shardings for steps of the user's own, and that
+    # of the training for trials inside of one
+    assert len(IDENTITIES.split()) == len(SECTIONS) + len(APPENDIX) - 3
     assert parsed.wrong == parsed.open == []
     assert page.count("* plotly.js v") == 1
     assert not parsed.attributes & {"src", "href", "srcset", "action"}

@@ -24,6 +24,7 @@ from tuner.report.sections.map_cells import space_map
 from tuner.report.sections.memory import memory_section
 from tuner.report.sections.space_map import map_section
 from tuner.report.sections.summary import summary_section
+from tuner.report.sections.training import training_section
 from tuner.report.words import after_trials, in_short, plural, seconds
 from tuner.space.enumeration import enumerate_space
 from tuner.storage.record import fastest
@@ -299,3 +300,36 @@ def test_the_report_writes_for_the_studys_framework(tmp_path, runtime, title, fl
 
     assert f"<h2>{title}</h2>" in told
     assert flag in told
+
+
+# A training inside of which trials ran
+
+
+def trained(data, *losses):
+    """The same study, had its first trials brought a training forward by steps with these losses."""
+    records = tuple(
+        replace(record, observation=replace(record.observation, losses=told))
+        for record, told in zip(data.records, losses, strict=False)
+    )
+    return replace(data, records=records)
+
+
+def test_the_losses_of_a_training_go_on_over_its_layouts(data):
+    """The figure has one line through all steps and one colour for each layout, and the text tells how far the loss
+    moved where the layout changed.
+    """
+    told = trained(data, ((1, 4.0), (2, 3.5)), ((3, 3.25), (4, 3.0)), ((5, 2.875),))
+    shown = training_section(told)
+    first, *layouts = figure_of(shown, "training")[0]
+
+    assert first["x"] == [1, 2, 3, 4, 5]
+    assert [trace["name"] for trace in layouts] == [in_short(record.params) for record in told.records]
+    assert len({trace["line"]["color"] for trace in layouts}) == 3
+    assert layouts[1]["y"] == [3.25, 3.0, None]
+    words = "changed, 2 times, the loss moved by at most 0.25 from one step to the next; elsewhere by at most 0.5"
+    assert words in text_of(shown)
+
+
+def test_a_study_outside_of_a_training_has_no_losses(data):
+    """Nothing stands where no trial tells a loss of a training."""
+    assert training_section(data) == ""

@@ -153,6 +153,17 @@ def test_a_recipe_is_told_its_layers():
     assert full == ("torchrun", "run_recipe.py", "--recipe", "llama3_8b")
 
 
+def test_a_launcher_is_told_the_smaller_world():
+    """A command that reaches its hosts by itself starts as many processes as the smaller job has devices."""
+    launch = ["mpirun", "-np", "{world_size}", "train", "{num_layers}", "{num_micro_batches}"]
+    request = load("llama3-8b", launch, "null", "trial.launch=once")
+
+    proxy, words = smaller_words(request, ParallelConfig(pp=8, tp=4, dp=8, mbs=1))
+
+    assert words[:3] == ["mpirun", "-np", "16"]
+    assert words[4:] == [str(proxy.reduction.layers), str(proxy.reduction.global_batch_size // proxy.config.dp)]
+
+
 def test_placeholders_tell_the_sizes():
     """Placeholders have the values of the smaller job and of its hosts."""
     request = load()
@@ -173,6 +184,14 @@ def test_placeholders_tell_the_sizes():
         (["run", "{flags}", "--num-layers=32"], "megatron", "", "trial.command.2 = '--num-layers=32': would replace"),
         (["run", "--nnodes=32", "{flags}"], "megatron", "", "trial.command.1 = '--nnodes=32': is a fixed number"),
         (["run", "--nnodes", "32", "{flags}"], "megatron", "", "trial.command.1 = '--nnodes': is a fixed number"),
+        (["mpirun", "-np", "256", *PLACES], "null", "", "trial.command.1 = '-np': is a fixed number of devices"),
+        (
+            ["run", "{flags}", "trainer.num_nodes=32"],
+            "megatron",
+            "",
+            "is a fixed number of hosts; {num_hosts}, because",
+        ),
+        (PLACES, "null", "trial.environment={WORLD_SIZE: '256'}", "trial.environment.WORLD_SIZE: is a fixed"),
         ([*PLACES, "{checkpoint}", "{new_checkpoint}"], "null", INSIDE, "cannot run inside of a training"),
         (PLACES, "null", "trial.proxy.hosts=32", "must be fewer than the 32 hosts of the cluster"),
         ([*PLACES, "{knobs}"], "null", KNOBS, "cannot be searched by smaller jobs"),

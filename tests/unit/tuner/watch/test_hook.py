@@ -8,7 +8,7 @@ import pytest
 from hardware.io.errors import ConfigError
 from tuner.watch.hook import call_hook, check_hook
 
-PAYLOAD = {"decision": "stay", "forced": False, "pays": False, "flags": None, "best": None}
+PAYLOAD = {"decision": "stay", "forced": False, "pays": False, "flags": None, "best": None, "in_training": None}
 
 
 def test_a_failed_hook_is_told():

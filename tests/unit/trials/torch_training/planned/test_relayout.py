@@ -7,16 +7,19 @@ import pytest
 pytest.importorskip("torch", reason="the step needs torch: pip install 'meshtune[torch]'")
 
 from costmodels.blocks.operator import OpKind
+from costmodels.sharding.exports.layout_changes import Step, change_steps
 from costmodels.sharding.exports.relayouts import relayouts
 from costmodels.sharding.layouts import moves
 from tests.support.programs.sharded_steps import GPT, LLAMA, job_of
 from trials.torch_training.planned.digits import digits_of
-from trials.torch_training.planned.relayout import change_steps
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_plans import plan_step
 from tuner.study_file.config import load_study
 
 pytestmark = pytest.mark.slow  # torch is optional
+
+DIRECT = "direct"
+"""One exchange of all that ranks lack."""
 
 STUDY = Path(__file__).resolve().parents[5] / "configs" / "studies" / "cpu-jax.yaml"
 
@@ -42,8 +45,9 @@ def test_candidates_by_hand_need_no_other_collective(model):
         digits, sizes = digits_of(plan), plan.mesh.sizes
         for each in relayouts(plan):
             before, after = (digits.placement(each.tensor, layout) for layout in (each.before, each.after))
-            found = [step for step in change_steps(before, after, sizes) if step[0] is not None]
-            assert found == [(move.kind, move.axes) for move in moves(each.before, each.after, 1.0, sizes)], config
+            shape = plan.graph.tensors[each.tensor].shape
+            found = [step for step in change_steps(before, after, shape, sizes) if step.kind is not None]
+            assert found == [Step(move.kind, move.axes) for move in moves(each.before, each.after, 1.0, sizes)], config
 
 
 @pytest.mark.parametrize(
@@ -54,13 +58,15 @@ def test_candidates_by_hand_need_no_other_collective(model):
         # digits that do not overlap: slice by one axis, then gather along the other
         ([(0, 1), (-1, 1)], [(-1, 1), (0, 2)], [(None, (1,)), (OpKind.ALL_GATHER, (0,))]),
         # digits that overlap: no rank can hold what both layouts have in common
-        ([(0, 1), (-1, 1)], [(-1, 1), (0, 1)], [(OpKind.ALL_GATHER, (0,)), (None, (1,))]),
-        # another digit of the same axis is a gather and a slice
-        ([(0, 1), (0, 2)], [(0, 2), (0, 1)], [(OpKind.ALL_GATHER, (0, 1)), (None, (0, 1))]),
+        ([(0, 1), (-1, 1)], [(-1, 1), (0, 1)], [DIRECT]),
+        # another digit of the same axis is a permutation
+        ([(0, 1), (0, 2)], [(0, 2), (0, 1)], [DIRECT]),
         # partial sums are scattered where digits do not overlap
         ([(0, 1), (-2, 1)], [(0, 1), (0, 2)], [(OpKind.REDUCE_SCATTER, (1,))]),
     ],
 )
 def test_digits_decide_the_order(before, after, expected):
     """On two axes of two, each change has these collectives in this order."""
-    assert list(change_steps(tuple(before), tuple(after), (2, 2))) == expected
+    found = change_steps(tuple(before), tuple(after), (8,), (2, 2))
+
+    assert [DIRECT if step.is_direct else (step.kind, step.axes) for step in found] == expected

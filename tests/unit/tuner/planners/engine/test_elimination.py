@@ -69,3 +69,25 @@ def test_spared_variables_are_fixed_last():
 
     assert min(len(first), len(again)) > 0
     assert not first & again
+
+
+@given(first=problems(), copies=st.integers(1, 3), other=problems())
+def test_repeated_tables_are_eliminated_once(first, copies, other):
+    """Copies of a problem, side by side, and eliminations of earlier calls change neither the cost nor the values."""
+    sizes, terms = first
+    size = len(sizes)
+    several = [
+        Term(scope=tuple(variable + copy * size for variable in term.scope), table=term.table)
+        for copy in range(copies)
+        for term in terms
+    ]
+    order = cheapest_order(sizes * copies, [term.scope for term in several]).variables
+    known = {}
+    for own_sizes, own_terms in (other, first):
+        least(own_sizes, own_terms, cheapest_order(own_sizes, [term.scope for term in own_terms]).variables, known)
+    once = least(sizes, terms, cheapest_order(sizes, [term.scope for term in terms]).variables)
+    num_known = len(known)
+    found = least(sizes * copies, several, order, known)
+
+    assert found.cost == copies * once.cost == cost_at(several, found.values)
+    assert len(known) - num_known <= size

@@ -33,9 +33,9 @@ def study(file):
     return config, config.problem.space().grid
 
 
-def options(hosts=2, layers="auto", full_trials=3):
+def options(hosts=2, layers="auto", full_trials=3, *, stage=False):
     """Proxies on so many hosts."""
-    return ProxyOptions(hosts=hosts, layers=layers, full_trials=full_trials)
+    return ProxyOptions(hosts=hosts, layers=layers, full_trials=full_trials, stage=stage)
 
 
 def shapes_of(job, cluster, runtime, config):
@@ -59,7 +59,8 @@ def test_a_proxy_runs_what_a_device_of_its_candidate_runs(file, data):
     candidate = grid.config(data.draw(st.integers(0, len(grid) - 1)))
     hosts = data.draw(st.integers(1, setting.cluster.num_hosts - 1))
 
-    proxy = proxy_of(candidate, setting, options(hosts), config.problem.options)
+    stage = data.draw(st.booleans())
+    proxy = proxy_of(candidate, setting, options(hosts, stage=stage), config.problem.options)
 
     if proxy is None:
         return
@@ -67,9 +68,13 @@ def test_a_proxy_runs_what_a_device_of_its_candidate_runs(file, data):
     assert shapes_of(smaller.job, smaller.cluster, smaller.runtime, proxy.config) == shapes_of(
         setting.job, setting.cluster, setting.runtime, candidate
     )
-    assert proxy.config.values(KEPT) == candidate.values(KEPT)
+    # one stage alone has no chunks
+    is_alone = proxy.config.pp == 1 < candidate.pp
+    kept = replace(candidate, pp=1, vpp=1) if is_alone else candidate
+    assert proxy.config.values(KEPT) == kept.values(KEPT)
     assert proxy.config.num_devices == smaller.cluster.num_devices <= hosts * setting.cluster.devices_per_host
-    assert (1 if candidate.pp == 1 else 2) <= proxy.config.pp <= candidate.pp
+    has_room = proxy.config.num_devices > candidate.tp * candidate.cp * candidate.up
+    assert (1 if candidate.pp == 1 or (stage and not has_room) else 2) <= proxy.config.pp <= candidate.pp
     assert proxy.config.dp <= candidate.dp
     assert smaller.job.model.num_layers <= setting.job.model.num_layers
     assert set(broken_rules(smaller, config.problem.options, proxy.config)) <= set(
@@ -97,8 +102,8 @@ def llama(**degrees):
     """The proxy on two hosts of a configuration of Llama 3 8B (32 layers) on 64 devices with 512 sequences a step."""
     config, _ = study("llama3-8b-dgx-h100.yaml")
     setting = replace(config.problem.setting, job=replace(config.problem.setting.job, global_batch_size=512))
-    hosts, layers = degrees.pop("hosts", 2), degrees.pop("layers", "auto")
-    return proxy_of(ParallelConfig(**degrees), setting, options(hosts, layers), config.problem.options)
+    hosts, layers, stage = degrees.pop("hosts", 2), degrees.pop("layers", "auto"), degrees.pop("stage", False)
+    return proxy_of(ParallelConfig(**degrees), setting, options(hosts, layers, stage=stage), config.problem.options)
 
 
 def test_both_kinds_of_parallelism_show_where_there_is_room():
@@ -141,6 +146,18 @@ def test_what_needs_more_than_the_hosts_has_no_proxy():
     assert llama(tp=8, cp=4, dp=2) is None
     assert llama(tp=8, cp=2, dp=2, pp=2) is None
     assert llama(tp=8, cp=2, dp=4) is not None
+
+
+def test_one_stage_may_run_alone_where_two_have_no_room():
+    """A stage as wide as all hosts keeps the layers of all its chunks; with room for two there is a pipeline."""
+    alone = llama(pp=4, tp=8, dp=2, vpp=2, hosts=1, stage=True)
+    assert (alone.config, alone.reduction.layers) == (ParallelConfig(tp=8), 32 // 4)
+    assert alone.reduction.global_batch_size == MAX_ROUNDS
+    assert llama(tp=8, cp=2, dp=2, pp=2, stage=True).config == ParallelConfig(tp=8, cp=2)
+    assert llama(pp=4, tp=8, dp=2, vpp=2, hosts=2, stage=True).config.pp == 2
+    assert llama(tp=8, cp=4, dp=2, stage=True) is None
+    uneven = llama(pp=4, tp=8, dp=2, assignment="layers=6/8/10/8", hosts=1, stage=True)
+    assert (uneven.config, uneven.reduction.layers) == (ParallelConfig(tp=8), 32 // 4)
 
 
 def test_a_proxy_survives_json():
