@@ -3,11 +3,14 @@
     pip install jax-cuda12-pjrt jax-cuda12-plugin   # of the version of jax; XLA's compiler for GPUs
     JAX_PLATFORMS=cpu python -m benchmarks.judges.gpu_schedules traffic [unet ...]
     JAX_PLATFORMS=cpu python -m benchmarks.judges.gpu_schedules overlap [gemma ...] [--planner descent]
+    JAX_PLATFORMS=cpu python -m benchmarks.judges.gpu_schedules order [gemma ...]
 
 `traffic`: the bytes that the kernels of an unsharded step of the zoo move, and how many times as many a plan's cost
 counts, with and without fusion. `overlap`: a planned step on three meshes; the share of its collectives that XLA's
-schedule hides behind kernels, beside that of the plan's timeline. Both are priced alike: kernels by the roofline of an
-H100, collectives by the links of its host. Matrix products are left to the library, as XLA's own refuse some shapes.
+schedule hides behind kernels, beside that of the plan's timeline. `order`: six plans of a step, the planners', data
+parallelism and others by hand; whether XLA's schedules have their order, and time and memory over XLA's. All are
+priced alike: kernels by the roofline of an H100, collectives by the links of its host. Matrix products are left to the
+library, as XLA's own refuse some shapes.
 """
 
 from __future__ import annotations
@@ -15,12 +18,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from benchmarks.support.timing import USERS_MISTAKE, benchmark_parser, publish, tell
 from costmodels.sharding.device_mesh import mesh_from
 from costmodels.sharding.fusion import traffic_of, unfused
 from costmodels.sharding.graph import Graph
+from costmodels.sharding.overlap import timeline_of
+from costmodels.sharding.plan import cost_of
 from costmodels.xla.compiler import OPTIONS, has_gpu_compiler
 from costmodels.xla.schedule import kernels_of, without_comments
 
@@ -33,7 +41,7 @@ CLUSTER, DEVICE = "dgx-h100", "h100"
 def main() -> None:
     """Print a table."""
     parser = benchmark_parser("judges.gpu_schedules", __doc__)
-    parser.add_argument("what", choices=("traffic", "overlap"))
+    parser.add_argument("what", choices=("traffic", "overlap", "order"))
     parser.add_argument("programs", nargs="*", help=f"default: {', '.join(TRAFFIC)}, or {', '.join(OVERLAP)}")
     parser.add_argument("--planner", default="descent", help="default: descent")
     given = parser.parse_args()
@@ -42,6 +50,8 @@ def main() -> None:
         sys.exit(USERS_MISTAKE)
     if given.what == "traffic":
         rows = [traffic(name) for name in given.programs or TRAFFIC]
+    elif given.what == "order":
+        rows = [order(name) for name in given.programs or OVERLAP]
     else:
         rows = [row for name in given.programs or OVERLAP for row in overlap(name, given.planner)]
     publish(rows, as_json=given.json)
@@ -50,7 +60,6 @@ def main() -> None:
 def traffic(name: str) -> dict[str, Any]:
     """Compare the traffic of an unsharded program of the zoo."""
     import jax  # noqa: PLC0415 # JAX may be missing
-    import numpy as np  # noqa: PLC0415 # beside it
     from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: PLC0415 # JAX may be missing
 
     from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # as above
@@ -90,7 +99,7 @@ def overlap(name: str, planner: Any) -> Iterator[dict[str, Any]]:
     from tuner.planners.jax_judge import Step, judge_of  # noqa: PLC0415 # as above
     from tuner.planners.planning import PlannerOptions  # noqa: PLC0415 # as above
 
-    function, arguments, donated = _programs()[name]
+    function, arguments, donated = _programs()[name]()
     options = PlannerOptions(planner=planner, whole_axes=True, overlap=True)
     for sizes in MESHES:
         begun_s = time.perf_counter()
@@ -123,10 +132,59 @@ def overlap(name: str, planner: Any) -> Iterator[dict[str, Any]]:
         }
 
 
-def _programs() -> dict[str, Any]:
-    """Return training steps of two layers, or of one with experts."""
-    from dataclasses import replace  # noqa: PLC0415 # of this function alone
+def order(name: str) -> dict[str, Any]:
+    """Compare six plans of a program with what XLA makes of them, on two by four devices."""
+    from scipy.stats import spearmanr  # noqa: PLC0415 # of this function alone
 
+    from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # JAX may be missing
+    from costmodels.sharding.exports.jax_apply import apply_plan, specs_of  # noqa: PLC0415 # JAX may be missing
+    from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # as above
+    from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415 # as above
+    from tuner.planners.jax_judge import Step, judge_of  # noqa: PLC0415 # as above
+    from tuner.planners.planning import WHOLE_AXES, plan_graph  # noqa: PLC0415 # as above
+    from tuner.planners.toast.by_hand import data_parallel, plans_by_hand  # noqa: PLC0415 # as above
+
+    function, arguments, donated = (_programs() | FACTORIES)[name]()
+    mesh = mesh_from({"data": 2, "model": 4}, CLUSTER)
+    program = trace_function(function, *arguments, donated=donated)
+    graph = graph_of(program)
+    planned = plan_graph(graph, mesh, WHOLE_AXES)
+    found = [planned.plan, *([] if planned.unhidden is None else [planned.unhidden.plan])]
+    found.append(plan_graph(graph, mesh, replace(WHOLE_AXES, planner="recursive", overlap=False)).plan)
+    found.append(data_parallel(graph, planned.plan.mesh))
+    plans = {plan.served.tobytes(): plan for plan in found}
+    by_hand = plans_by_hand(graph, planned.plan.mesh, memory_bytes=80e9, most=1000)
+    others = [plan for plan in by_hand if plan.served.tobytes() not in plans]
+    for at in np.linspace(0, len(others) - 1, 6 - len(plans)).round().astype(int).tolist():
+        plans[others[at].served.tobytes()] = others[at]
+    judge, ours, theirs = judge_of(DEVICE, planned.plan.mesh), [], []
+    for plan in plans.values():
+        in_specs, out_specs = specs_of(program, plan)
+        step = Step(
+            function=apply_plan(function, plan),
+            arguments=arguments,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            donate_argnums=program.donated,
+            static_argnums=(),
+        )
+        compiled, cost = judge.compile(step, plan.mesh), cost_of(plan)
+        ours.append((timeline_of(plan, cost).step_time_s, cost.peak_memory_bytes))
+        theirs.append((compiled.replayed.step_time_s, compiled.memory_bytes))
+    ratios = np.array(ours) / np.array(theirs)
+    return {
+        "program": name,
+        "plans": len(ours),
+        "Spearman": float(spearmanr([one[0] for one in ours], [one[0] for one in theirs]).statistic),
+        "step over XLA's": float(np.median(ratios[:, 0])),
+        "farthest": float(ratios[np.abs(np.log(ratios[:, 0])).argmax(), 0]),
+        "memory over XLA's": float(np.median(ratios[:, 1])),
+        "memory, farthest": float(ratios[np.abs(np.log(ratios[:, 1])).argmax(), 1]),
+    }
+
+
+def _programs() -> dict[str, Any]:
+    """Return factories of training steps of two layers, or of one with experts."""
     from benchmarks.zoo.gemma import GEMMA_2B, Gemma  # noqa: PLC0415 # JAX may be missing
     from benchmarks.zoo.mixtures import FOUR_LAYERS  # noqa: PLC0415 # JAX may be missing
 
@@ -143,9 +201,9 @@ def _programs() -> dict[str, Any]:
         is_tied=False,
     )
     return {
-        "gemma": replace(GEMMA_2B, layers=2, batch=16, vocabulary=32768).train_program(),
-        "llama": llama.train_program(),
-        "mixture": replace(FOUR_LAYERS, base=replace(FOUR_LAYERS.base, layers=1)).train_program(),
+        "gemma": replace(GEMMA_2B, layers=2, batch=16, vocabulary=32768).train_program,
+        "llama": llama.train_program,
+        "mixture": replace(FOUR_LAYERS, base=replace(FOUR_LAYERS.base, layers=1)).train_program,
     }
 
 

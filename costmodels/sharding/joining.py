@@ -17,40 +17,51 @@ nothing reads yet, such as gradients, in buckets (`exports/torch_buckets.py`). T
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.fusion import LAUNCH_S
-from costmodels.sharding.graph import CONSTANT, Graph, Op
+from costmodels.sharding.graph import CONSTANT, Graph, Op, TensorKind
 
 MOST_BYTES = 30 * 2**20
 """Most bytes of the result of a joint collective, and of a bucket."""
 
 JOINED = (OpKind.ALL_REDUCE, OpKind.ALL_GATHER, OpKind.REDUCE_SCATTER)
-"""Kinds of collectives that are joined; on processors, only the first."""
+"""Kinds of collectives that XLA joins; elsewhere, only sums are joined."""
 
 FIRST = -(2**31)
 """Place of what follows no other collective."""
 
 
-def joined_kinds(graph: Graph, mesh: DeviceMesh) -> tuple[OpKind, ...]:
-    """Return the kinds of collectives that are joined in a program on the devices of a mesh."""
-    if graph.is_fused:
-        return JOINED[:1] if mesh.has_processors else JOINED
-    return JOINED[:1] if graph.is_bucketed else ()
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joining:
+    """What is joined in a program.
+
+    Attributes:
+        kinds: Kinds of collectives.
+        is_packed: Whether kernels bring joint sums into one array and out of it.
+    """
+
+    kinds: tuple[OpKind, ...] = ()
+    is_packed: bool = False
+
+
+def joining_of(graph: Graph, mesh: DeviceMesh) -> Joining:
+    """Return what is joined in a program on the devices of a mesh: on processors, XLA joins sums where they are."""
+    if graph.is_fused and not mesh.has_processors:
+        return Joining(kinds=JOINED, is_packed=True)
+    return Joining(kinds=JOINED[:1]) if graph.is_fused or graph.is_bucketed else Joining()
 
 
 def packing_s(kind: OpKind, message_bytes: float, mesh: DeviceMesh) -> float:
     """Return the time in which kernels bring a message into a joint one, and out of it again [s].
 
-    Joint sums are read and written once before and once after; each part of them takes one more kernel. On processors,
-    XLA joins them where they are, and what torch copies is not counted.
+    Joint sums are read and written once before and once after; each part of them takes one more kernel.
     """
-    if kind is not OpKind.ALL_REDUCE or mesh.has_processors:
-        return 0.0
-    return LAUNCH_S + 4 * message_bytes / mesh.memory_bandwidth_bytes_per_s
+    return LAUNCH_S + 4 * message_bytes / mesh.memory_bandwidth_bytes_per_s if kind is OpKind.ALL_REDUCE else 0.0
 
 
 def joint_messages(
@@ -89,11 +100,25 @@ def latency_shares(graph: Graph) -> tuple[float, ...]:
 
     Tensors between which there is no path can be moved together. These are tensors at the same distance from the start,
     as far as they come from sources alone or may be left as partial sums, and at the same distance from the end, as far
-    as no arithmetic follows, such as gradients. Each pays for its part of their bytes, and for its part of a message of
-    MOST_BYTES if that is more (`Move.seconds`).
+    as no arithmetic follows, such as gradients. Each pays for its part of their bytes, and for one of as many of its
+    size as fit into MOST_BYTES if that is more (`Move.seconds`).
     """
     if not (graph.is_fused or graph.is_bucketed):
         return (1.0,) * len(graph.tensors)
+    place_of = _places(graph)
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    for tensor in range(len(graph.tensors)):
+        alike[place_of(tensor)].append(tensor)
+    found = [1.0] * len(graph.tensors)
+    for tensors in alike.values():
+        all_bytes = sum(graph.tensors[tensor].num_bytes for tensor in tensors)
+        for tensor in tensors:
+            found[tensor] = graph.tensors[tensor].num_bytes / all_bytes if all_bytes else 1.0
+    return tuple(found)
+
+
+def _places(graph: Graph) -> Callable[[int], Hashable]:
+    """Return the function that gives tensors that can be moved together one key."""
     ops, makers = graph.ops, [maker for maker, _ in graph.maker]
     level, computes_before = [0] * len(ops), [False] * len(ops)
     for number, op in enumerate(ops):
@@ -102,29 +127,25 @@ def latency_shares(graph: Graph) -> tuple[float, ...]:
         computes_before[number] = op.flop > 0 or any(computes_before[each] for each in before)
     height, computes_after = [0] * len(ops), [False] * len(ops)
     for number in reversed(range(len(ops))):
-        for tensor in ops[number].operands:
-            each = makers[tensor]
+        for each in (makers[tensor] for tensor in ops[number].operands):
             if each < number:
                 height[each] = max(height[each], height[number] + 1)
                 computes_after[each] = computes_after[each] or computes_after[number] or ops[number].flop > 0
-    alike: dict[Hashable, list[int]] = defaultdict(list)
-    for tensor, (array, each) in enumerate(zip(graph.tensors, makers, strict=True)):
-        op = ops[each]
-        if op.primitive == CONSTANT:
-            continue
+
+    def place_of(tensor: int) -> Hashable:
+        array, each = graph.tensors[tensor], makers[tensor]
+        kind = (array.kind, array.element_bytes, graph.sums[tensor])
+        if ops[each].primitive == CONSTANT:
+            return tensor
+        if graph.is_bucketed:
+            # Gradients wait for each other, wherever they stand.
+            is_gradient = array.kind is TensorKind.GRADIENT and _may_be_partial(ops[each])
+            return kind if is_gradient and not computes_after[each] else tensor
         if not computes_after[each]:
-            place = ("end", height[each])
-        elif graph.is_fused and (_may_be_partial(op) or not computes_before[each]):
-            place = ("start", level[each])
-        else:
-            place = ("alone", tensor)
-        alike[place, array.kind, array.element_bytes, graph.sums[tensor]].append(tensor)
-    found = [1.0] * len(graph.tensors)
-    for tensors in alike.values():
-        all_bytes = sum(graph.tensors[tensor].num_bytes for tensor in tensors)
-        for tensor in tensors:
-            found[tensor] = graph.tensors[tensor].num_bytes / all_bytes if all_bytes else 1.0
-    return tuple(found)
+            return ("end", height[each], *kind)
+        return ("start", level[each], *kind) if _may_be_partial(ops[each]) or not computes_before[each] else tensor
+
+    return place_of
 
 
 def _may_be_partial(op: Op) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
-from costmodels.sharding.joining import MOST_BYTES, packing_s
+from costmodels.sharding.joining import MOST_BYTES, Joining, packing_s
 
 REPLICATED, PARTIAL = -1, -2
 
@@ -41,17 +41,21 @@ class Move:
     axes: tuple[int, ...]
     message_bytes: float
 
-    def seconds(self, mesh: DeviceMesh, latency_share: float = 1.0, joined: Sequence[OpKind] = ()) -> float:
+    def seconds(self, mesh: DeviceMesh, latency_share: float = 1.0, joining: Joining | None = None) -> float:
         """Return the time of this collective on a mesh [s].
 
         Args:
             mesh: Mesh of devices.
             latency_share: Part of the latency that its tensor pays (`joining.latency_shares`) if its kind is joined.
-            joined: Kinds of collectives that are joined (`joining.joined_kinds`).
+            joining: What is joined in its program; None for nothing.
         """
-        share = min(max(latency_share, self.message_bytes / MOST_BYTES), 1.0) if self.kind in joined else 1.0
+        if joining is None or self.kind not in joining.kinds:
+            return mesh.seconds(self.kind, self.message_bytes, self.axes)
+        together = max(MOST_BYTES // max(self.message_bytes, 1.0), 1.0)  # messages of this size in a joint one
+        share = max(latency_share, 1.0 / together)
         found = mesh.seconds(self.kind, self.message_bytes, self.axes, share)
-        return found + (packing_s(self.kind, self.message_bytes, mesh) if found and share < 1 else 0.0)
+        is_packed = joining.is_packed and found > 0 and share < 1
+        return found + (packing_s(self.kind, self.message_bytes, mesh) if is_packed else 0.0)
 
 
 def local_share(layout: Layout, sizes: Sequence[int]) -> float:

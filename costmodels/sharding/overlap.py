@@ -22,7 +22,7 @@ import numpy as np
 from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Use
-from costmodels.sharding.joining import FIRST, joined_kinds, joint_messages, packing_s
+from costmodels.sharding.joining import FIRST, joining_of, joint_messages, packing_s
 from costmodels.sharding.layouts import Layout, Move, moves
 from costmodels.sharding.plan import Plan, PlanCost
 from hardware.arrays import FloatArray, IntArray
@@ -157,12 +157,13 @@ class _Program:
         self._moves: dict[tuple[Layout, Layout, float], tuple[Move, ...]] = {}
         for tensor in range(len(self.graph.tensors)):
             self._add(tensor)
+        self._joining = joining_of(self.graph, plan.mesh)
         self._groups = joint_messages(self._keys(), *self._sizes_and_ranks(), self._places())
         self.packing = [
             (each.tensor, each.rank, each.times * packing_s(each.move.kind, each.move.message_bytes, plan.mesh))
             for group in self._groups
             for each in (self.sends[one] for one in group)
-            if len(group) > 1
+            if len(group) > 1 and self._joining.is_packed
         ]
 
     def _add(self, tensor: int) -> None:
@@ -241,10 +242,10 @@ class _Program:
 
     def _keys(self) -> list[Hashable]:
         """Return what equals in collectives that are joined, for each of them; None where nothing is joined."""
-        joined = joined_kinds(self.graph, self.plan.mesh)
+        kinds = self._joining.kinds
         return [
             (each.move.kind, each.move.axes, self.graph.tensors[each.tensor].element_bytes, each.times)
-            if each.move.kind in joined
+            if each.move.kind in kinds
             else None
             for each in self.sends
         ]

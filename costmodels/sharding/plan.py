@@ -30,7 +30,7 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
 from costmodels.sharding.fusion import LAUNCH_S, fused_on, lifetimes, traffic_of
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Use
-from costmodels.sharding.joining import joined_kinds, latency_shares
+from costmodels.sharding.joining import joining_of, latency_shares
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, Move, local_share, moves
 from hardware.arrays import FloatArray, IntArray
 
@@ -293,13 +293,13 @@ def _collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
     sizes = plan.mesh.sizes
     # Equal collectives recur in every layer, so each is priced once.
     known: dict[tuple[Move, float], float] = {}
-    shares, joined = latency_shares(plan.graph), joined_kinds(plan.graph, plan.mesh)
+    shares, joining = latency_shares(plan.graph), joining_of(plan.graph, plan.mesh)
 
     def add(tensor: int, op: int, changes: Sequence[Move], times: int) -> None:
         for move in changes:
             key = (move, shares[tensor])
             if key not in known:
-                known[key] = move.seconds(plan.mesh, shares[tensor], joined)
+                known[key] = move.seconds(plan.mesh, shares[tensor], joining)
             found.append(PlannedCollective(tensor=tensor, op=op, move=move, seconds=known[key], times=times))
 
     for tensor, array in enumerate(plan.graph.tensors):
@@ -322,14 +322,14 @@ class MoveTimes(dict[tuple[Layout, Layout, float, float], float]):
 
     def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
         """Start without any times of a graph on a mesh."""
-        self._mesh, self._joined = mesh, joined_kinds(graph, mesh)
+        self._mesh, self._joining = mesh, joining_of(graph, mesh)
 
     def __missing__(self, key: tuple[Layout, Layout, float, float]) -> float:
         """Compute and keep the time for the layouts before and after, the bytes of the whole tensor, and the share."""
         before, after, num_bytes, share = key
         found = self[key] = sum(
             Move(kind=move.kind, axes=move.axes, message_bytes=num_bytes * move.message_bytes).seconds(
-                self._mesh, share, self._joined
+                self._mesh, share, self._joining
             )
             for move in _moves_of_byte(before, after, self._mesh.sizes)
         )

@@ -211,9 +211,13 @@ def _overlap(planned: Planned, graph: Graph, mesh: DeviceMesh, options: PlannerO
         pins = resolve_pins(options.pins, graph, mesh, levels) if options.pins else None
         least_bytes = _least_bytes(found, mesh, options)
         own_mesh, most = found.plan.mesh, MOST_SEEDS if len(graph.ops) <= MANY_OPS else 1
-        by_hand = plans_by_hand(graph, own_mesh, memory_bytes=least_bytes, most=most) if pins is None else []
+        starts = [found.plan]
+        if pins is None:
+            starts += plans_by_hand(graph, own_mesh, memory_bytes=least_bytes, most=most, with_data=True)
+            alone = replace(options, planner="recursive", order=planned.order, memory_bytes=None, diagnose=False)
+            starts.append(_run_d_rec(graph, mesh, alone).plan)
         terms = ShardingTerms(graph, own_mesh)
-        plan, cost = hide_moves([found.plan, *by_hand], terms, memory_bytes=least_bytes, pins=pins)
+        plan, cost = hide_moves(starts, terms, memory_bytes=least_bytes, pins=pins)
         if plan is not found.plan:
             found = PinnedPlan(plan=plan, cost=cost, is_optimum=False, reports=_reports_anew(found, pins, plan, cost))
     # Neither an optimum nor a bound without overlap says anything of plans with it.

@@ -66,7 +66,7 @@ class Buckets:
             return
         flat = torch.cat([part.reshape(-1) for part in parts.values()])
         flat = self._rank.move(flat, flat.shape, axes, self._rank.everywhere)
-        sums = flat.split([part.numel() for part in parts.values()])
+        sums = torch.split(flat, [part.numel() for part in parts.values()])
         for (name, part), found in zip(parts.items(), sums, strict=True):
             del self._bucket_of[name]
             self._sums[name] = found.view(part.shape)

@@ -120,6 +120,14 @@ def test_autocast_holds_and_other_steps_are_refused(on_ranks):
         assert "inputs: are not the same on all ranks" in third
 
 
+def test_gradients_are_added_up_together(on_ranks):
+    """Gradients of 20 layers are one message beside that of the loss, and the plan's price says so."""
+    for (found,) in on_ranks(2, parallel_ranks.count_sums, 20):
+        assert found["planned"] >= 40
+        assert found["calls"] <= 4
+        assert found["priced_s"] < 3 * found["together_s"] < found["alone_s"] / 4
+
+
 def test_documented_example(tmp_path):
     """The torch example of the documentation runs on two ranks as it stands there."""
     text = (ROOT / "docs" / "plans-in-your-code.md").read_text(encoding="utf-8")

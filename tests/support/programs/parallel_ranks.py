@@ -147,6 +147,52 @@ def any_plan(plan, seed):
     return replace(plan, served=served)
 
 
+def count_sums(place, layers):
+    """Report the sums over ranks of a step of many layers under data parallelism: calls, and messages that are priced.
+
+    The plan also says what each sum alone would take, and what it takes in buckets.
+    """
+    from dataclasses import replace
+
+    import torch
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    from costmodels.blocks.operator import OpKind
+    from costmodels.sharding.plan import cost_of
+    from trials.torch_training.process_group import process_group
+    from tuner.planners import torch_plans
+    from tuner.planners.planning import PlannerOptions, plan_graph
+    from tuner.planners.toast.by_hand import data_parallel
+
+    def by_data(graph, own_mesh, options):
+        found = plan_graph(graph, own_mesh, options)
+        plan = data_parallel(graph, found.plan.mesh)
+        return replace(found, found=replace(found.found, plan=plan, cost=cost_of(plan)))
+
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(layers)))
+    inputs = (torch.randn(8, 16), torch.randn(8, 16))
+    torch_plans.plan_graph = by_data
+    options = PlannerOptions(whole_axes=True, planner="recursive", order="topological")
+    plan = torch_plans.plan_torch(module, *inputs, loss=squared, mesh={"data": 2}, options=options)
+    torch_plans.plan_graph = plan_graph
+    cost, mesh = plan.planned.cost, plan.planned.plan.mesh
+    sums = [each for each in cost.collectives if each.move.kind is OpKind.ALL_REDUCE]
+    with process_group(place, "cpu"):
+        parallel = plan.parallelize(module)
+        with CommDebugMode() as counted:
+            parallel(*inputs).backward()
+        place.tell(
+            {
+                "planned": len(sums),
+                "calls": sum(counted.get_comm_counts().values()),
+                "alone_s": sum(each.move.seconds(mesh) for each in sums),
+                "priced_s": sum(each.seconds for each in sums),
+                "together_s": mesh.seconds(OpKind.ALL_REDUCE, sum(each.move.message_bytes for each in sums), (0,)),
+            }
+        )
+
+
 def losses_of(module, call, inputs):
     """Train a module with AdamW, and return the loss of each step."""
     import torch

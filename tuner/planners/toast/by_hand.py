@@ -25,7 +25,9 @@ def data_parallel(graph: Graph, mesh: DeviceMesh) -> Plan:
     return actions.plan(state)
 
 
-def plans_by_hand(graph: Graph, mesh: DeviceMesh, *, memory_bytes: float, most: int) -> list[Plan]:
+def plans_by_hand(
+    graph: Graph, mesh: DeviceMesh, *, memory_bytes: float, most: int, with_data: bool = False
+) -> list[Plan]:
     """Return the cheapest plans by hand, the cheapest first.
 
     Args:
@@ -33,13 +35,20 @@ def plans_by_hand(graph: Graph, mesh: DeviceMesh, *, memory_bytes: float, most: 
         mesh: Mesh of devices; each of its axes serves at most one factor of an operator.
         memory_bytes: Memory of a device [bytes]: plans above it are dear, as in TOAST's cost.
         most: Most plans.
+        with_data: Whether data parallelism follows them if it is none of them.
     """
     game = ColourGame(ColourActions(compatibility(named_dims(graph)), mesh), memory_bytes)
     cost_of = {game.first: game.cost(game.first)}
-    for script in hand_written(game.actions):
+    data = game.first
+    for number, script in enumerate(hand_written(game.actions)):
         state = game.first
         for action in script:
             state = game.after(state, action)
         if state not in cost_of:
             cost_of[state] = game.cost(state)
-    return [game.actions.plan(state) for state in sorted(cost_of, key=lambda state: cost_of[state])[:most]]
+        if number == 0:  # in which every axis cuts data
+            data = state
+    found = sorted(cost_of, key=lambda state: cost_of[state])[:most]
+    if with_data and data not in found:
+        found.append(data)
+    return list(map(game.actions.plan, found))
