@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 from torch.distributed import device_mesh as torch_meshes
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils import _pytree as pytree
 
 from costmodels.sharding.exports.torch_apply import LocalStep
@@ -89,6 +89,7 @@ class PlannedModule(torch.nn.Module):
         self._device_mesh, self._first, self._plan_again = device_mesh, case, plan_again
         self._steps = {case: [self._step_of(traced)]}
         self._checked: set[Case] = set()
+        self._own_forward = module.__dict__.get("forward")
 
     def forward(self, *inputs: Any) -> Tensor:
         """Return the loss of the inputs.
@@ -101,6 +102,44 @@ class PlannedModule(torch.nn.Module):
         step = self._step_on(inputs, [*parameters, *others])
         found: Tensor = _PlannedLoss.apply(step, others, *parameters)  # type: ignore[no-untyped-call] # as torch has it
         return found
+
+    @property
+    def module_planned(self) -> torch.nn.Module:
+        """Module that was planned, whose parameters are this one's."""
+        return self._planned[0]
+
+    def joined(self, parts: Any) -> Any:
+        """Return a batch of which each rank has a part, as a tree of DTensors; to be called on all ranks.
+
+        Args:
+            parts: Tree of tensors, which are joined along their first dim in the order of the ranks. Tensors without dims
+                must be the same on all ranks, and stay.
+
+        Raises:
+            ConfigError: the parts have other shapes on other ranks, or a tensor without dims has other values.
+        """
+        leaves, tree = pytree.tree_flatten(parts)
+        tensors = [leaf for leaf in leaves if _is_tensor(leaf)]
+        words = [repr((str(each.dtype), tuple(each.shape), None if each.dim() else each.item())) for each in tensors]
+        if not self._agree([word.encode() for word in words]):
+            raise ConfigError(
+                "have other shapes, or other numbers, on other ranks",
+                key="inputs",
+                value=f"{'; '.join(words)} here",
+                nearest="pad the parts to one length, and drop the last batch if it is smaller",
+            )
+        rows = [Shard(0)] * self._device_mesh.ndim
+        found = [
+            DTensor.from_local(leaf, self._device_mesh, rows, run_check=False)
+            if _is_tensor(leaf) and leaf.dim()
+            else leaf
+            for leaf in leaves
+        ]
+        return pytree.tree_unflatten(found, tree)
+
+    def replace_forward(self, forward: Callable[..., Any]) -> None:
+        """Let calls of the module that was planned run a function; it is planned again by its own code."""
+        self._planned[0].forward = forward
 
     def train(self, mode: bool = True) -> PlannedModule:
         """Set the mode of the module and its parts."""
@@ -115,7 +154,7 @@ class PlannedModule(torch.nn.Module):
             own, other = next((pair for pair in pairs if pair[0] != pair[1]), ("other inputs", "these"))
             name = type(self._planned[0]).__name__
             warnings.warn(f"{name} is planned again: with {other}; it was planned with {own}", stacklevel=3)
-            self._steps[case] = [self._step_of(self._plan_again(self._planned[0], inputs))]
+            self._steps[case] = [self._step_again(inputs)]
         if case not in self._checked:  # once, as it needs a message
             self._check_inputs(inputs)
             self._checked.add(case)
@@ -143,8 +182,21 @@ class PlannedModule(torch.nn.Module):
             f"{name} is planned again: {differing.place} reads {value!r}; it was planned with {differing.value!r}",
             stacklevel=4,
         )
-        known.append(self._step_of(self._plan_again(self._planned[0], inputs)))
+        known.append(self._step_again(inputs))
         return known[-1]
+
+    def _step_again(self, inputs: tuple[Any, ...]) -> LocalStep:
+        """Plan other inputs by the module's own code, whatever its calls run."""
+        module = self._planned[0]
+        replaced = module.__dict__.pop("forward", None)
+        if self._own_forward is not None:
+            module.forward = self._own_forward
+        try:
+            return self._step_of(self._plan_again(module, inputs))
+        finally:
+            module.__dict__.pop("forward", None)
+            if replaced is not None:
+                module.forward = replaced
 
     def _step_of(self, traced: Traced) -> LocalStep:
         """Return the step of a plan.
