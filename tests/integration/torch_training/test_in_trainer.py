@@ -1,4 +1,9 @@
-"""Planned models of transformers train in its Trainer on real ranks as without a plan in one process."""
+"""Planned models of transformers train on real ranks in its Trainer and in loops of Accelerate."""
+
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -7,19 +12,62 @@ pytest.importorskip("accelerate", reason="Trainer needs accelerate: make framewo
 
 from safetensors.torch import load_file
 
+from tests.support.benchmark_runs import ROOT
 from tests.support.programs import trainer_ranks
 
-CASES = [("llama", None, 1), ("llama", 1, 2)]
 
+@pytest.mark.parametrize(
+    ("mesh", "cases"),
+    [({"data": 2}, [(None, 1), (1, 2)]), ({"data": 2, "model": 2}, [(2, 1)])],
+    ids=["two ranks", "four ranks"],
+)
+def test_trainer_trains_as_planned(on_ranks, tmp_path, mesh, cases):
+    """Losses, norms of gradients and losses of evaluations that Trainer logs, and the weights that it saves, are those
+    of one process without a plan to 1e-5, with micro-batches whose numbers of labels differ, too; ranks send what the
+    planner's plan counts, and what brings the parts of the batch to its layouts.
+    """
+    ranks = 2 ** len(mesh)
+    (plain,) = on_ranks(1, trainer_ranks.train, str(tmp_path), None, cases)
+    told = on_ranks(ranks, trainer_ranks.train, str(tmp_path), mesh, cases)
 
-@pytest.mark.parametrize("mesh", [{"data": 2}, {"data": 2, "model": 2}], ids=["two ranks", "four ranks"])
-def test_a_planned_model_trains_in_trainer(on_ranks, tmp_path, mesh):
-    """x"""
-    (expected,) = on_ranks(1, trainer_ranks.train, str(tmp_path), None, CASES)
-    told = on_ranks(2 ** len(mesh), trainer_ranks.train, str(tmp_path), mesh, CASES)
     for rank in told:
-        for one, found in zip(expected, rank, strict=True):
-            print(one["logged"], found["logged"])
-            print(found["planned"])
-            print(found["sent"])
+        for one, found, (seed, _) in zip(plain, rank, cases, strict=True):
+            assert len(found["logged"]) == 10
             assert found["logged"] == pytest.approx(one["logged"], rel=1e-5)
+            if seed is None:
+                assert found["sent"] == [found["expected"]] * 3
+    for seed, _ in cases:
+        saved, own = (load_file(tmp_path / f"{seed}-{count}" / "model.safetensors") for count in (1, ranks))
+        assert saved.keys() == own.keys()
+        assert max(float((saved[name] - own[name]).abs().max()) for name in own) < 1e-5
+
+
+def test_loops_of_accelerate_train_as_planned(on_ranks):
+    """A loop with Accelerate's loaders has the losses of one process; parts of other lengths, other numbers of items on
+    other ranks, and modules of other libraries are refused by name.
+    """
+    for (found,) in on_ranks(2, trainer_ranks.loop):
+        assert len(found["found"]) == 6
+        assert found["found"] == pytest.approx(found["expected"], rel=1e-5)
+        lengths, numbers, module = found["refused"]
+        assert "have other shapes, or other numbers, on other ranks" in lengths
+        assert "pad the parts to one length" in lengths
+        assert "have other shapes, or other numbers, on other ranks" in numbers
+        assert "module = 'Sequential': is no model of transformers" in module
+
+
+def test_documented_example(tmp_path):
+    """The example of the documentation trains on two ranks as it stands there, and saves a model that can be loaded."""
+    text = (ROOT / "docs" / "plans-in-your-code.md").read_text(encoding="utf-8")
+    example = text[text.index("### In transformers' Trainer") :].partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "finetune.py").write_text(example, encoding="utf-8")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "finetune.py"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    done = subprocess.run(launcher, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "planned again" not in done.stderr
+    logged = json.loads((tmp_path / "trained" / "trainer_state.json").read_text())["log_history"]
+    assert logged[-2]["loss"] < logged[0]["loss"]
+    assert load_file(tmp_path / "trained" / "model.safetensors")["lm_head.weight"].shape == (256, 64)

@@ -34,76 +34,151 @@ def loss_of(model, batch):
     return model(**batch).loss
 
 
-def arguments(place, folder, **further):
-    """Make Trainer's arguments for a whole batch on all ranks together."""
+def as_torchrun(place):
+    """Set what torchrun tells its ranks, which Accelerate reads."""
     import os
 
-    from transformers import TrainingArguments
+    if place.world_size > 1:
+        at, size = str(place.rank), str(place.world_size)
+        os.environ |= {"RANK": at, "LOCAL_RANK": at, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
 
-    size = str(place.world_size)
-    if place.world_size > 1:  # as torchrun has it
-        os.environ |= {"RANK": str(place.rank), "LOCAL_RANK": str(place.rank), "WORLD_SIZE": size}
-    return TrainingArguments(
-        folder,
-        use_cpu=True,
-        per_device_train_batch_size=WHOLE_BATCH // place.world_size,
-        per_device_eval_batch_size=WHOLE_BATCH // place.world_size,
-        learning_rate=1e-2,
-        warmup_steps=2,
-        max_grad_norm=0.5,
-        logging_steps=1,
-        eval_steps=3,
-        eval_strategy="steps",
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        **further,
-    )
+
+def expected_traffic(plan, rank):
+    """Count what a rank sends in a call.
+
+    The ranks' parts of a batch are cut along all axes, from which the plan may want another layout. One sum of two
+    integers per axis tells whether they fit together.
+    """
+    from collections import Counter
+
+    from costmodels.blocks.operator import OpKind
+    from costmodels.sharding.exports.torch_ranks import layout_of
+    from costmodels.sharding.layouts import moves
+    from trials.torch_training.planned.traffic import members, planned_traffic
+
+    mesh = plan.planned.plan.mesh
+    found = Counter(planned_traffic(plan.planned.plan, rank))
+    for name, value in sample().items():
+        after = layout_of(plan.inputs[0][name])
+        for move in moves((0,) * len(after), after, value.nbytes, mesh.sizes) if value.dim() else ():
+            found[move.kind, members(mesh, move.axes, rank)] += move.message_bytes
+    for axis in range(len(mesh.sizes)):
+        found[OpKind.ALL_REDUCE, members(mesh, (axis,), rank)] += 16
+    return dict(found)
 
 
 def train(place, folder, mesh, cases):
-    """Report what Trainer logs for each (model, seed of the plan, micro-batches), the weights, and what a call sends.
+    """Report what Trainer logs for each (seed of the plan, micro-batches), and what each call sends beside the plan.
 
     One rank trains the model without a plan.
     """
     import torch
-    from transformers import Trainer
+    from transformers import Trainer, TrainingArguments
 
     from tests.support.programs.parallel_ranks import of_transformers, planned
     from tests.support.programs.recorded_ranks import _groups
-    from trials.torch_training.planned.traffic import planned_traffic, recorded_traffic
+    from trials.torch_training.planned.traffic import recorded_traffic
     from tuner import for_trainer
 
+    as_torchrun(place)
     with _groups(place) as (recorder, _):
-        for name, seed, micro_batches in cases:
+        for seed, micro_batches in cases:
             torch.manual_seed(0)
-            module, own, sent = of_transformers(name), None, []
+            module, sent, expected = of_transformers("llama"), [], {}
             if mesh:
                 plan = planned(module, (sample(),), loss_of, mesh, seed)
-                own = planned_traffic(plan.planned.plan, place.rank)
+                expected = expected_traffic(plan, place.rank)
                 module = for_trainer(plan.parallelize(module))
 
             class Recorded(Trainer):
                 def training_step(self, *given, sent=sent, **named):
                     recorder.start()
                     found = super().training_step(*given, **named)
-                    sent.append(recorded_traffic(recorder.stop()))
+                    sent.append(dict(recorded_traffic(recorder.stop())))
                     return found
 
+            size = WHOLE_BATCH // place.world_size
             data = examples()
             trainer = Recorded(
                 model=module,
-                args=arguments(place, folder, max_steps=6, gradient_accumulation_steps=micro_batches),
+                args=TrainingArguments(
+                    folder,
+                    use_cpu=True,
+                    per_device_train_batch_size=size,
+                    per_device_eval_batch_size=size,
+                    gradient_accumulation_steps=micro_batches,
+                    max_steps=4,
+                    learning_rate=1e-2,
+                    warmup_steps=1,
+                    max_grad_norm=0.5,
+                    logging_steps=1,
+                    eval_steps=2,
+                    eval_strategy="steps",
+                    save_strategy="no",
+                    report_to=[],
+                    disable_tqdm=True,
+                ),
                 train_dataset=data,
                 eval_dataset=data[:WHOLE_BATCH],
             )
             trainer.train()
-            trainer.save_model(f"{folder}/{name}-{place.world_size}")
+            trainer.save_model(f"{folder}/{seed}-{place.world_size}")
             keys = ("loss", "grad_norm", "eval_loss")
             place.tell(
                 {
                     "logged": [each[key] for each in trainer.state.log_history for key in keys if key in each],
-                    "planned": own,
-                    "sent": sent,
+                    "expected": expected,
+                    "sent": sent[1:],  # the first one also checks that numbers are the same on all ranks
                 }
             )
+
+
+def loop(place):
+    """Report the losses of a loop with Accelerate, those of one process, and what is refused."""
+    import torch
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader
+
+    from hardware.io.errors import ConfigError
+    from tests.support.programs.parallel_ranks import built, of_transformers, planned
+    from trials.torch_training.process_group import process_group
+    from tuner import for_trainer
+
+    def losses(model, loader, optimizer, backward):
+        found = []
+        for batch in loader:
+            loss = model(**batch).loss
+            backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(float(loss))
+        return found
+
+    as_torchrun(place)
+    with process_group(place, "cpu"):
+        torch.manual_seed(0)
+        twin, model = of_transformers("llama"), of_transformers("llama")
+        twin.load_state_dict(model.state_dict())
+        optimizer = torch.optim.AdamW(twin.parameters(), lr=1e-2)
+        told = {"expected": losses(twin, DataLoader(examples(), WHOLE_BATCH), optimizer, torch.Tensor.backward)}
+        batch = {name: each for name, each in sample().items() if each.dim()}
+        model = for_trainer(planned(model, (batch,), loss_of, "data=2", 1).parallelize(model))
+        accelerator = Accelerator(cpu=True)
+        optimizer, loader = accelerator.prepare(
+            torch.optim.AdamW(model.parameters(), lr=1e-2), DataLoader(examples(), WHOLE_BATCH // place.world_size)
+        )
+        told["found"] = losses(model, loader, optimizer, accelerator.backward)
+        module, inputs, loss = built("perceptron")
+        plain = planned(module, inputs, loss, "data=2").parallelize(module)
+        ids = batch["input_ids"][:4, : 8 + 8 * place.rank]
+        told["refused"] = []
+        for refused in (
+            lambda: model(input_ids=ids, attention_mask=ids, labels=ids),
+            lambda: model(**{name: each[:4] for name, each in batch.items()}, num_items_in_batch=torch.tensor(place.rank)),
+            lambda: for_trainer(plain),
+        ):
+            try:
+                refused()
+            except ConfigError as error:
+                told["refused"].append(str(error))
+        place.tell(told)
