@@ -60,7 +60,7 @@ class PlannedModule(torch.nn.Module):
 
     It has the names, parameters and buffers of the module that was planned, which shares them. Hooks of that module do
     not run. A call takes the inputs of the plan: DTensors on the mesh in any placements, or whole tensors that are the
-    same on every rank, which the first call checks. It returns the loss. Inputs of other shapes, inputs from which the
+    same on every rank, which the first call checks; dicts of them in any order. It returns the loss. Inputs of other shapes, inputs from which the
     module's code reads other values, another mode of a submodule and another autocast are planned when they first come,
     with a warning.
 
@@ -97,6 +97,7 @@ class PlannedModule(torch.nn.Module):
         Raises:
             ConfigError: the plan of other inputs can't be run, or whole inputs are not the same on all ranks.
         """
+        inputs = tuple(self._in_order(at, one) if type(one) is dict else one for at, one in enumerate(inputs))
         parameters = list(self._planned[0].parameters())
         others = [*self._planned[0].buffers(), *(leaf for leaf in pytree.tree_leaves(inputs) if _is_tensor(leaf))]
         step = self._step_on(inputs, [*parameters, *others])
@@ -146,6 +147,16 @@ class PlannedModule(torch.nn.Module):
         self._planned[0].train(mode)
         self.training = mode
         return self
+
+    def _in_order(self, at: int, given: dict[Any, Any]) -> dict[Any, Any]:
+        """Return an input with its keys in the order in which they were planned."""
+        words = [word for word in self._first if word.startswith(f"inputs[{at}]")]
+
+        def place(key: Any) -> int:
+            start = f"inputs[{at}][{key!r}]"
+            return next((number for number, word in enumerate(words) if word.startswith(start)), len(words))
+
+        return {key: given[key] for key in sorted(given, key=place)}
 
     def _step_on(self, inputs: tuple[Any, ...], arguments: Sequence[Tensor]) -> LocalStep:
         case = case_of(self._planned[0], inputs, self._device_mesh.device_type)

@@ -24,7 +24,7 @@ from tests.support.programs import trainer_ranks
 def test_trainer_trains_as_planned(on_ranks, tmp_path, mesh, cases):
     """Losses, norms of gradients and losses of evaluations that Trainer logs, and the weights that it saves, are those
     of one process without a plan to 1e-5, with micro-batches whose numbers of labels differ, too; ranks send what the
-    planner's plan counts, and what brings the parts of the batch to its layouts.
+    planner's plan counts, and what brings the parts of the batch to its layouts. Only evaluation is planned again.
     """
     ranks = 2 ** len(mesh)
     (plain,) = on_ranks(1, trainer_ranks.train, str(tmp_path), None, cases)
@@ -34,6 +34,7 @@ def test_trainer_trains_as_planned(on_ranks, tmp_path, mesh, cases):
         for one, found, (seed, _) in zip(plain, rank, cases, strict=True):
             assert len(found["logged"]) == 10
             assert found["logged"] == pytest.approx(one["logged"], rel=1e-5)
+            assert ["eval; it was planned" in each for each in found["again"]] == [True]
             if seed is None:
                 assert found["sent"] == [found["expected"]] * 3
     for seed, _ in cases:

@@ -17,15 +17,15 @@ def examples():
 
 
 def sample():
-    """Make a whole batch as Trainer hands it to the model."""
+    """Make a whole batch as Trainer hands it to the model, in another order."""
     import torch
 
     ids = torch.zeros(WHOLE_BATCH, LENGTH, dtype=torch.int64)
     return {
+        "num_items_in_batch": torch.tensor(1.0),
+        "labels": ids,
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
-        "labels": ids,
-        "num_items_in_batch": torch.tensor(1.0),
     }
 
 
@@ -72,6 +72,8 @@ def train(place, folder, mesh, cases):
 
     One rank trains the model without a plan.
     """
+    import warnings
+
     import torch
     from transformers import Trainer, TrainingArguments
 
@@ -121,13 +123,16 @@ def train(place, folder, mesh, cases):
                 train_dataset=data,
                 eval_dataset=data[:WHOLE_BATCH],
             )
-            trainer.train()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                trainer.train()
             trainer.save_model(f"{folder}/{seed}-{place.world_size}")
             keys = ("loss", "grad_norm", "eval_loss")
             place.tell(
                 {
                     "logged": [each[key] for each in trainer.state.log_history for key in keys if key in each],
                     "expected": expected,
+                    "again": [str(each.message) for each in caught if "planned again" in str(each.message)],
                     "sent": sent[1:],  # the first one also checks that numbers are the same on all ranks
                 }
             )
