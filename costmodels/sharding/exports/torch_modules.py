@@ -60,9 +60,9 @@ class PlannedModule(torch.nn.Module):
 
     It has the names, parameters and buffers of the module that was planned, which shares them. Hooks of that module do
     not run. A call takes the inputs of the plan: DTensors on the mesh in any placements, or whole tensors that are the
-    same on every rank, which the first call checks; dicts of them in any order. It returns the loss. Inputs of other shapes, inputs from which the
-    module's code reads other values, another mode of a submodule and another autocast are planned when they first come,
-    with a warning.
+    same on every rank, which the first call checks; dicts may have their keys in any order. It returns the loss. Inputs
+    of other shapes, inputs from which the module's code reads other values, another mode of a submodule and another
+    autocast are planned when they first come, with a warning.
 
     Args:
         module: Module whose parameters are DTensors on the mesh.
@@ -113,8 +113,8 @@ class PlannedModule(torch.nn.Module):
         """Return a batch of which each rank has a part, as a tree of DTensors; to be called on all ranks.
 
         Args:
-            parts: Tree of tensors, which are joined along their first dim in the order of the ranks. Tensors without dims
-                must be the same on all ranks, and stay.
+            parts: Tree of tensors, which are joined along their first dim. Tensors without dims must be the same on all
+                ranks, and stay.
 
         Raises:
             ConfigError: the parts have other shapes on other ranks, or a tensor without dims has other values.

@@ -179,7 +179,9 @@ def loop(place):
         told["refused"] = []
         for refused in (
             lambda: model(input_ids=ids, attention_mask=ids, labels=ids),
-            lambda: model(**{name: each[:4] for name, each in batch.items()}, num_items_in_batch=torch.tensor(place.rank)),
+            lambda: model(
+                **{name: each[:4] for name, each in batch.items()}, num_items_in_batch=torch.tensor(place.rank)
+            ),
             lambda: for_trainer(plain),
         ):
             try:
