@@ -3,9 +3,9 @@
     plan = plan_torch(model, batch, loss=lambda model, batch: model(**batch).loss, mesh={"data": 2})
     trainer = Trainer(model=for_trainer(plan.parallelize(model)), args=arguments, train_dataset=examples)
 
-Trainer deals out each batch to the ranks, and the planned step takes the parts as one batch. Trainer takes the model for
-one that `from_pretrained(distributed_config=DistributedConfig(fsdp_size=...))` has sharded: it does not wrap it, and
-gathers its state to save it.
+Trainer deals out each batch to the ranks, and the planned step takes the parts as one batch. Trainer takes the model
+for one that `from_pretrained(distributed_config=DistributedConfig(fsdp_size=...))` has sharded: it does not wrap it,
+and gathers its state to save it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ NUM_ITEMS = "num_items_in_batch"
 def for_trainer(planned: PlannedModule) -> torch.nn.Module:
     """Return a planned model itself, calls of which compute the planned loss of the parts of a batch that ranks have.
 
-    The model must have been planned on one batch, a dict of its inputs. Its class, configuration and signature stay. Calls
-    return an output with the loss alone.
+    The model must have been planned on one batch, a dict of its inputs. Its class, configuration and signature stay.
+    Calls return an output with the loss alone.
 
     Args:
         planned: Planned model of transformers on a mesh of all ranks.
