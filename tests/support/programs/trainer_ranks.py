@@ -68,7 +68,7 @@ def expected_traffic(plan, rank):
 
 
 def train(place, folder, mesh, cases):
-    """Report what Trainer logs for each (seed of the plan, micro-batches), and what each call sends beside the plan.
+    """Report what Trainer logs for each (model, seed of the plan, micro-batches), and what each call sends.
 
     One rank trains the model without a plan.
     """
@@ -84,9 +84,9 @@ def train(place, folder, mesh, cases):
 
     as_torchrun(place)
     with _groups(place) as (recorder, _):
-        for seed, micro_batches in cases:
+        for name, seed, micro_batches in cases:
             torch.manual_seed(0)
-            module, sent, expected = of_transformers("llama"), [], {}
+            module, sent, expected = of_transformers(name), [], {}
             if mesh:
                 plan = planned(module, (sample(),), loss_of, mesh, seed)
                 expected = expected_traffic(plan, place.rank)
@@ -126,7 +126,7 @@ def train(place, folder, mesh, cases):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 trainer.train()
-            trainer.save_model(f"{folder}/{seed}-{place.world_size}")
+            trainer.save_model(f"{folder}/{name}-{place.world_size}")
             keys = ("loss", "grad_norm", "eval_loss")
             place.tell(
                 {
