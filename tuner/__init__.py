@@ -6,7 +6,7 @@ sampler that chooses the trials.
 Python users import from here; docs/python.md shows how:
 
     from tuner import ThompsonSampler, load_study, make_sampler, place_models, predict, rank, run_study
-    from tuner import parallelize_as, pin_layouts, plan_jax, plan_torch
+    from tuner import for_trainer, parallelize_as, pin_layouts, plan_jax, plan_torch
 
 Each name is loaded, with its libraries, when it is first used. `import tuner` alone loads nothing.
 """
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # for type checkers and editors; nothing is loaded at import 
     from tuner.planners.jax_plans import plan_jax
     from tuner.planners.torch_plans import plan_torch
     from tuner.planners.torch_served import parallelize_as
+    from tuner.planners.torch_transformers import for_trainer
     from tuner.run.loop import run_study
     from tuner.run.studies import make_sampler
     from tuner.search.sampler import ThompsonSampler
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # for type checkers and editors; nothing is loaded at import 
 
 __all__ = [
     "ThompsonSampler",
+    "for_trainer",
     "load_study",
     "make_sampler",
     "parallelize_as",
@@ -48,6 +50,7 @@ _MODULES = {
     "make_sampler": "run.studies",
     "plan_jax": "planners",  # its own lazy door, which says what to install where JAX or torch is missing
     "plan_torch": "planners",
+    "for_trainer": "planners",
     "parallelize_as": "planners",
     "pin_layouts": "planners",
     "place_models": "place.placing",

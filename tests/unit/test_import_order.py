@@ -197,7 +197,7 @@ FENCES = {
     "ray": r"trials/on_ray/.*",
     "optuna": r"tuner/(?!planners[/.]).*",
     "torch": r".*torch.*",
-    "transformers": r"costmodels/traced/with_torch/.*",
+    "transformers": r"costmodels/traced/with_torch/.*|tuner/planners/torch_transformers\.py",
     "jax": r".*jax.*",
     "jaxlib": r".*jax.*",
 }

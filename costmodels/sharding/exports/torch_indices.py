@@ -23,7 +23,7 @@ def embedded(call: LocalCall) -> tuple[Tensor, ...]:
         return call.run()
     table, tokens = call.operands[:2]
     rows, is_own = in_part(tokens, call.held[0][0])
-    return (torch.where(is_own[..., None], torch.ops.aten.embedding(table, rows), 0),)
+    return (torch.ops.aten.embedding(table, rows).masked_fill(~is_own[..., None], 0),)
 
 
 def embedded_back(call: LocalCall) -> tuple[Tensor, ...]:
@@ -47,7 +47,7 @@ def gathered(call: LocalCall) -> tuple[Tensor, ...]:
     slot = call.params["index"].slot
     own, is_own = in_part(call.operands[slot], call.held[0][dim])
     (found,) = call.with_operand(slot, own).run()
-    return (torch.where(is_own, found, 0),)
+    return (found.masked_fill(~is_own, 0),)
 
 
 def indexed(call: LocalCall) -> tuple[Tensor, ...]:
@@ -67,7 +67,7 @@ def indexed(call: LocalCall) -> tuple[Tensor, ...]:
     # the indices' common shape stands where the first of adjacent indexed dims stood, or else in front
     lead = min(slots) if max(slots) - min(slots) + 1 == len(slots) else 0
     behind = found.dim() - lead - len(common)
-    return (torch.where(is_own.reshape((*common, *(1,) * behind)), found, 0),)
+    return (found.masked_fill(~is_own.reshape((*common, *(1,) * behind)), 0),)
 
 
 def _written(call: LocalCall, dims: Mapping[int, int]) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 from torch.distributed import device_mesh as torch_meshes
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils import _pytree as pytree
 
 from costmodels.sharding.exports.torch_apply import LocalStep
@@ -60,9 +60,9 @@ class PlannedModule(torch.nn.Module):
 
     It has the names, parameters and buffers of the module that was planned, which shares them. Hooks of that module do
     not run. A call takes the inputs of the plan: DTensors on the mesh in any placements, or whole tensors that are the
-    same on every rank, which the first call checks. It returns the loss. Inputs of other shapes, inputs from which the
-    module's code reads other values, another mode of a submodule and another autocast are planned when they first come,
-    with a warning.
+    same on every rank, which the first call checks; dicts may have their keys in any order. It returns the loss. Inputs
+    of other shapes, inputs from which the module's code reads other values, another mode of a submodule and another
+    autocast are planned when they first come, with a warning.
 
     Args:
         module: Module whose parameters are DTensors on the mesh.
@@ -89,6 +89,7 @@ class PlannedModule(torch.nn.Module):
         self._device_mesh, self._first, self._plan_again = device_mesh, case, plan_again
         self._steps = {case: [self._step_of(traced)]}
         self._checked: set[Case] = set()
+        self._own_forward = module.__dict__.get("forward")
 
     def forward(self, *inputs: Any) -> Tensor:
         """Return the loss of the inputs.
@@ -96,17 +97,66 @@ class PlannedModule(torch.nn.Module):
         Raises:
             ConfigError: the plan of other inputs can't be run, or whole inputs are not the same on all ranks.
         """
+        inputs = tuple(self._in_order(at, one) if type(one) is dict else one for at, one in enumerate(inputs))
         parameters = list(self._planned[0].parameters())
         others = [*self._planned[0].buffers(), *(leaf for leaf in pytree.tree_leaves(inputs) if _is_tensor(leaf))]
         step = self._step_on(inputs, [*parameters, *others])
         found: Tensor = _PlannedLoss.apply(step, others, *parameters)  # type: ignore[no-untyped-call] # as torch has it
         return found
 
+    @property
+    def module_planned(self) -> torch.nn.Module:
+        """Module that was planned, whose parameters are this one's."""
+        return self._planned[0]
+
+    def joined(self, parts: Any) -> Any:
+        """Return a batch of which each rank has a part, as a tree of DTensors; to be called on all ranks.
+
+        Args:
+            parts: Tree of tensors, which are joined along their first dim. Tensors without dims must be the same on all
+                ranks, and stay.
+
+        Raises:
+            ConfigError: the parts have other shapes on other ranks, or a tensor without dims has other values.
+        """
+        leaves, tree = pytree.tree_flatten(parts)
+        tensors = [leaf for leaf in leaves if _is_tensor(leaf)]
+        words = [repr((str(each.dtype), tuple(each.shape), None if each.dim() else each.item())) for each in tensors]
+        if not self._agree([word.encode() for word in words]):
+            raise ConfigError(
+                "have other shapes, or other numbers, on other ranks",
+                key="inputs",
+                value=f"{'; '.join(words)} here",
+                nearest="pad the parts to one length, and drop the last batch if it is smaller",
+            )
+        rows = [Shard(0)] * self._device_mesh.ndim
+        found = [
+            DTensor.from_local(leaf, self._device_mesh, rows, run_check=False)
+            if _is_tensor(leaf) and leaf.dim()
+            else leaf
+            for leaf in leaves
+        ]
+        return pytree.tree_unflatten(found, tree)
+
+    def replace_forward(self, forward: Callable[..., Any]) -> None:
+        """Let calls of the module that was planned run a function; it is planned again by its own code."""
+        self._planned[0].forward = forward
+
     def train(self, mode: bool = True) -> PlannedModule:
         """Set the mode of the module and its parts."""
         self._planned[0].train(mode)
         self.training = mode
         return self
+
+    def _in_order(self, at: int, given: dict[Any, Any]) -> dict[Any, Any]:
+        """Return an input with its keys in the order in which they were planned."""
+        words = [word for word in self._first if word.startswith(f"inputs[{at}]")]
+
+        def place(key: Any) -> int:
+            start = f"inputs[{at}][{key!r}]"
+            return next((number for number, word in enumerate(words) if word.startswith(start)), len(words))
+
+        return {key: given[key] for key in sorted(given, key=place)}
 
     def _step_on(self, inputs: tuple[Any, ...], arguments: Sequence[Tensor]) -> LocalStep:
         case = case_of(self._planned[0], inputs, self._device_mesh.device_type)
@@ -115,7 +165,7 @@ class PlannedModule(torch.nn.Module):
             own, other = next((pair for pair in pairs if pair[0] != pair[1]), ("other inputs", "these"))
             name = type(self._planned[0]).__name__
             warnings.warn(f"{name} is planned again: with {other}; it was planned with {own}", stacklevel=3)
-            self._steps[case] = [self._step_of(self._plan_again(self._planned[0], inputs))]
+            self._steps[case] = [self._step_again(inputs)]
         if case not in self._checked:  # once, as it needs a message
             self._check_inputs(inputs)
             self._checked.add(case)
@@ -143,8 +193,21 @@ class PlannedModule(torch.nn.Module):
             f"{name} is planned again: {differing.place} reads {value!r}; it was planned with {differing.value!r}",
             stacklevel=4,
         )
-        known.append(self._step_of(self._plan_again(self._planned[0], inputs)))
+        known.append(self._step_again(inputs))
         return known[-1]
+
+    def _step_again(self, inputs: tuple[Any, ...]) -> LocalStep:
+        """Plan other inputs by the module's own code, whatever its calls run."""
+        module = self._planned[0]
+        replaced = module.__dict__.pop("forward", None)
+        if self._own_forward is not None:
+            module.forward = self._own_forward
+        try:
+            return self._step_of(self._plan_again(module, inputs))
+        finally:
+            module.__dict__.pop("forward", None)
+            if replaced is not None:
+                module.forward = replaced
 
     def _step_of(self, traced: Traced) -> LocalStep:
         """Return the step of a plan.

@@ -86,6 +86,8 @@ def looked_up(x, indices, places):
         torch.index_put(x, (near, indices % 6), x[0, 0], accumulate=True),
         F.embedding(indices % 6, x[0], padding_idx=0),
         F.one_hot(indices % 6, 6).float() @ x[0],
+        torch.where((x > 0.5)[near, indices % 6], x[near, 0], x[near, 1]),
+        torch.where((x > 0.5).gather(1, places), x[:, :3, :], 0.0),
     )
 
 

@@ -47,7 +47,7 @@ def test_each_name_is_loaded_when_it_is_used():
     """Every name is what its own module has; those of a library that is missing say what to install."""
     assert tuner.ThompsonSampler is ThompsonSampler
     assert tuner.load_study is load_study
-    for name in set(tuner.__all__) - {"parallelize_as", "pin_layouts", "plan_jax", "plan_torch"}:
+    for name in set(tuner.__all__) - {"for_trainer", "parallelize_as", "pin_layouts", "plan_jax", "plan_torch"}:
         assert callable(getattr(tuner, name))
     for library in ("jax", "torch"):
         if importlib.util.find_spec(library) is None:

@@ -122,7 +122,7 @@ def trace_module(module: torch.nn.Module, inputs: Sequence[Any], loss: Loss | No
         return [*found, *(states[name] for name in buffers)]
 
     try:
-        with mode, preserve_node_meta(), _without_mkldnn(), able_fake_tensors():
+        with torch.enable_grad(), mode, preserve_node_meta(), _without_mkldnn(), able_fake_tensors():
             first = make_fx(step, tracing_mode="fake")(*fakes)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         place = place_in(extract_tb(error.__traceback__))
