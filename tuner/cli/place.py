@@ -53,7 +53,7 @@ def place(
         Option(
             "--most-operators",
             metavar="N",
-            help="Most operators to which the step of --jax or --torch is coarsened. Default: 48.",
+            help="Most operators to which the step of --jax or --torch is coarsened. Default: 32.",
         ),
     ] = None,
     time_limit: Annotated[

@@ -15,7 +15,7 @@ MOST_OPERATORS = 64
 MOST_CAPTURED = 256
 """Most operators of all graphs together where one is captured from a program."""
 
-DEFAULT_CAPTURED = 48
+DEFAULT_CAPTURED = 32
 """Operators to which a captured step is coarsened unless the file says otherwise."""
 
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]

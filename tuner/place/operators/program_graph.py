@@ -5,7 +5,7 @@
     memory      A group holds its parameters, moments and inputs from beginning to end. As problems of schedules release
                 nothing, so do the data between groups. What lives inside of a group alone is gone when it has run; the
                 most that any group needs for it is kept free on every device.
-    data        A group hands another the tensors that it reads, each once.
+    data        A group hands another the tensors that it reads, each once; on a device that both must share, no states.
 """
 
 from __future__ import annotations
@@ -108,8 +108,12 @@ def _priced(graph: Graph, coarse: Coarse, seconds: FloatArray, site: Site) -> It
     """Yield the operators of a coarsened graph."""
     names = [_name(graph, ops, seconds) for ops in coarse.groups]
     inputs: list[list[tuple[str, float]]] = [[] for _ in names]
+    home_of = {group: at for at, home in enumerate(coarse.homes) for group in home}
     for (source, target), tensors in coarse.cuts.items():
-        inputs[target].append((names[source], sum(graph.tensors[tensor].num_bytes for tensor in tensors)))
+        is_one_home = source in home_of and home_of[source] == home_of.get(target)
+        # what a group holds on the device of both is counted with the group
+        handed = [one for one in tensors if not (is_one_home and graph.ops[graph.maker[one][0]].begins)]
+        inputs[target].append((names[source], sum(graph.tensors[tensor].num_bytes for tensor in handed)))
     mate_of = {group: names[home[0]] for home in coarse.homes for group in home[1:]}
     for at, ops in enumerate(coarse.groups):
         sources = [result for op in ops if graph.ops[op].begins for result in graph.ops[op].results]
