@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from tuner.terminal.console import print_json, print_table, printable
 
 if TYPE_CHECKING:  # this loads numpy
     from tuner.place.answer import Answer
+    from tuner.place.exports.roles import Export
 
 
 NO_PLACEMENT = "No placement was found in which all modules fit together; allow more time, more hosts, or fewer rules."
@@ -33,8 +35,7 @@ def place(
         Option(metavar="MODULE:FACTORY", help="In place of a file: factory of a JAX step, as for `plan --jax`."),
     ] = None,
     torch: Annotated[
-        str | None,
-        Option(metavar="MODULE:FACTORY", help="In place of a file: factory of a torch module's step."),
+        str | None, Option(metavar="MODULE:FACTORY", help="In place of a file: factory of a torch module's step.")
     ] = None,
     cluster: Annotated[
         str | None,
@@ -45,9 +46,7 @@ def place(
             autocompletion=cli_completion.clusters,
         ),
     ] = None,
-    hosts: Annotated[
-        str | None, Option(metavar="N", help="Number of hosts of that cluster. Default: 1.")
-    ] = None,
+    hosts: Annotated[str | None, Option(metavar="N", help="Number of hosts of that cluster. Default: 1.")] = None,
     most_operators: Annotated[
         str | None,
         Option(
@@ -87,29 +86,21 @@ def place(
     the step of a program.
     """
     limit_s, share = number("--time-limit", time_limit, above_zero=True), number("--gap", gap)
+    num_workers = whole_number("--workers", workers, 1)
     if trace is not None:
         check_out(trace, "--trace")
         check_place(trace, "--trace")
 
     from hardware.io.config_file import read_mapping
 
-    num_workers = whole_number("--workers", workers, 1)
     own = {"--cluster": cluster, "--hosts": hosts, "--most-operators": most_operators}
-    if file is None or jax is not None or torch is not None:
-        mapping = _captured_mapping(file, jax, torch, own)
-        _check_export(export)
-        try:
-            place_graphs(mapping, None, time_s=limit_s, gap=share, workers=num_workers, trace=trace, as_json=as_json)
-        except ConfigError as error:
-            raise _name_options(error) from None
-        return
-    for option, value in own.items():
-        if value is not None:
-            raise ConfigError("is for --jax or --torch; a file says it itself", key=option, value=value)
-    mapping = read_mapping(file)
-    if _holds_operators(mapping, file):
-        _check_export(export)
-        place_graphs(mapping, file, time_s=limit_s, gap=share, workers=num_workers, trace=trace, as_json=as_json)
+    _check_source(file, jax, torch, own)
+    mapping = _captured_mapping(jax, torch, own) if file is None else read_mapping(file)
+    if file is None or _holds_operators(mapping, file):
+        if export is not None:
+            raise ConfigError("is for files of modules; no framework runs operators so", key="--export", value=export)
+        with _named_options(file):
+            place_graphs(mapping, file, time_s=limit_s, gap=share, workers=num_workers, trace=trace, as_json=as_json)
         return
     if num_workers > 1:
         raise ConfigError("is for files of operators; modules are placed by one", key="--workers", value=workers)
@@ -129,39 +120,43 @@ def place(
         write_output(trace, chrome_trace(answer.problem, answer.state) + "\n", option="--trace")
     if as_json:
         print_json(placed_json(answer, exported))
-    elif exported is not None:
+    else:
+        _print_placed(answer, exported)
+    if answer.state is None:
+        raise typer.Exit(FOUND_NOTHING)
+
+
+def _print_placed(answer: Answer, exported: Export | None) -> None:
+    """Print the arguments of a framework, or else the answer for people."""
+    if exported is not None:
         for line in (*exported.lines, *(f"# {note}" for note in exported.notes)):
             typer.echo(printable(line))
     elif answer.state is not None:
         _print_answer(answer)
     else:
         typer.echo(NO_PLACEMENT, err=True)
-    if answer.state is None:
-        raise typer.Exit(FOUND_NOTHING)
 
 
-def _check_export(export: str | None) -> None:
-    """Refuse to export operators."""
-    if export is not None:
-        raise ConfigError("is for files of modules; no framework runs operators so", key="--export", value=export)
-
-
-def _captured_mapping(
-    file: Path | None, jax: str | None, torch: str | None, own: Mapping[str, str | None]
-) -> dict[str, Any]:
-    """Return what a placement file would say for the step of a factory.
-
-    Args:
-        file: Placement file, which cannot be there, too.
-        jax: Value of `--jax`.
-        torch: Value of `--torch`.
-        own: Values of the options that belong to these two.
-    """
+def _check_source(file: Path | None, jax: str | None, torch: str | None, own: Mapping[str, str | None]) -> None:
+    """Check that there is a file or one of `--jax` and `--torch`, and `own` options of these two only beside them."""
     given = {"FILE": file, "--jax": jax, "--torch": torch}
     if sum(value is not None for value in given.values()) != 1:
         said = " and ".join(name for name, value in given.items() if value is not None) or "none"
         nearest = f"this one has {said}"
         raise ConfigError("needs a placement file, --jax or --torch alone", key="place", nearest=nearest)
+    for option, value in own.items():
+        if file is not None and value is not None:
+            raise ConfigError("is for --jax or --torch; a file says it itself", key=option, value=value)
+
+
+def _captured_mapping(jax: str | None, torch: str | None, own: Mapping[str, str | None]) -> Mapping[str, Any]:
+    """Return what a placement file would say for the step of a factory.
+
+    Args:
+        jax: Value of `--jax`.
+        torch: Value of `--torch`.
+        own: Values of the options that belong to these two.
+    """
     key = "jax" if jax is not None else "torch"
     graph: dict[str, Any] = {key: jax or torch}
     if own["--most-operators"] is not None:
@@ -175,8 +170,9 @@ def _captured_mapping(
     return {"name": jax or torch, "cluster": cluster, "graphs": {"step": graph}}
 
 
-def _name_options(error: ConfigError) -> ConfigError:
-    """Name the command's options in place of the keys of a file that nobody wrote."""
+@contextmanager
+def _named_options(file: Path | None) -> Iterator[None]:
+    """Name the command's options in messages, in place of the keys of a file that nobody wrote."""
     options = {
         "graphs.step.jax": "--jax",
         "graphs.step.torch": "--torch",
@@ -185,8 +181,13 @@ def _name_options(error: ConfigError) -> ConfigError:
         "cluster.name": "--cluster",
         "cluster": "--cluster",
     }
-    key = options.get(error.key or "", error.key)
-    return ConfigError(error.rule, key=key, value=error.value, nearest=error.nearest, file=error.file)
+    try:
+        yield
+    except ConfigError as error:
+        if file is not None:
+            raise
+        key = options.get(error.key or "", error.key)
+        raise ConfigError(error.rule, key=key, value=error.value, nearest=error.nearest, file=error.file) from None
 
 
 def _holds_operators(mapping: Mapping[str, Any], file: Path) -> bool:

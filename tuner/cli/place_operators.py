@@ -57,7 +57,8 @@ def place_graphs(
     elif answer.schedule is not None:
         _print_answer(answer)
     else:
-        typer.echo(f"No schedule fits: {answer.outcome.known.value}.", err=True)
+        kept = " All data between operators are kept until the end of the step." if placement.captured else ""
+        typer.echo(f"No schedule fits: {answer.outcome.known.value}.{kept}", err=True)
     if answer.schedule is None:
         raise typer.Exit(FOUND_NOTHING)
 
@@ -90,13 +91,13 @@ def _print_answer(answer: OperatorAnswer) -> None:
     for line in text_timeline(placement, schedule):
         typer.echo(printable(line))
     used = used_bytes(workload, schedule) / 2**30
-    for one in placement.captured:
+    for step in placement.captured:
         typer.echo(
             printable(
-                f"Captured {one.graph} ({one.factory}): {one.captured:,} operators, coarsened to {one.operators}; "
-                f"{one.flop / 1e12:.4g} TFLOP, {one.state_bytes / GIB:.3g} GiB of parameters, moments and inputs, "
-                f"{one.cut_bytes / GIB:.3g} GiB between operators, {one.working_bytes / GIB:.3g} GiB kept free on "
-                "each device for what lives inside of one."
+                f"Captured {step.graph} ({step.factory}): {step.captured:,} operators, coarsened to {step.operators}; "
+                f"{step.flop / 1e12:.4g} TFLOP, {step.state_bytes / GIB:.3g} GiB of parameters, moments and inputs, "
+                f"{step.cut_bytes / GIB:.3g} GiB between operators, {step.working_bytes / GIB:.3g} GiB kept free on "
+                "each device for what lives inside of step."
             )
         )
     typer.echo("Memory [GiB]: " + ", ".join(f"device {device} {size:.3g}" for device, size in enumerate(used)))

@@ -20,7 +20,7 @@ from tuner.place.operators.program_graph import operators_of_graph, seconds_of, 
 SMALL = ("gemma_small", "gemma_small_scan", "moe_small", "unet_small", "graph_network_small", "decode_small")
 SMALL_MODULES = ("llama_small", "mixtral_small", "perceptron_small")
 
-programs = pytest.mark.parametrize("name", (*SMALL, *SMALL_MODULES))
+programs = pytest.mark.parametrize("name", [*SMALL, *SMALL_MODULES])
 limits = pytest.mark.parametrize("most", [2, 7, 32, 10_000])
 
 

@@ -1,4 +1,4 @@
-"""Coarsen the graph of a captured program: merge its operators into as few groups as the search for a schedule can take.
+"""Coarsen the graph of a captured program: merge its operators into few groups, as the search for a schedule asks.
 
 A group runs as one operator. Groups must not wait for each other in a circle, so two of them merge only if no further
 path leads from one to the other.
@@ -156,7 +156,8 @@ class _Merging:
         Returns:
             Whether a home has joined another.
         """
-        homes = sorted((home for home in self.bound if self.load[home] <= most), key=lambda home: (self.load[home], home))
+        able = [home for home in self.bound if self.load[home] <= most]
+        homes = sorted(able, key=lambda home: (self.load[home], home))
         for home in homes:
             beside = self._homes_beside(home)
             if beside:

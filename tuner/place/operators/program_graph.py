@@ -1,11 +1,11 @@
 """A step captured from a JAX function or a torch module as operators: coarsened, with times, memory and data.
 
-    time        The sum over the operators of a group (`coarsening.py`) of the roofline of `operator_times.py`, in the
-                number format of each operator, with the traffic and the launches that remain where XLA fuses them.
-    memory      A group holds its parameters, moments and inputs from beginning to end. As problems of schedules release
-                nothing, so do the data between groups. What lives inside of a group alone is gone when it has run; the
-                most that any group needs for it is kept free on every device.
-    data        A group hands another the tensors that it reads, each once; on a device that both must share, no states.
+- Time: the sum over the operators of a group (`coarsening.py`) of the roofline of `operator_times.py`, in the number
+  format of each operator, with the traffic and the launches that remain where XLA fuses them.
+- Memory: a group holds its parameters, moments and inputs from beginning to end. As a scheduling problem releases
+  nothing, the data between groups stay as well. What lives inside of a group alone is gone when it has run; the most
+  that any group needs for it is kept free on every device.
+- Data: a group hands another the tensors that it reads, each once; on a device that both must share, no states.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from costmodels.sharding.fusion import lifetimes, traffic_of
 from costmodels.sharding.graph import Graph
 from hardware.arrays import FloatArray
 from hardware.device import Device
-from hardware.io.errors import ConfigError
 from tuner.place.operators.coarsening import Coarse, coarsen
 from tuner.place.operators.file_keys import GraphKeys
 from tuner.place.operators.operator_times import roofline_s
@@ -64,7 +63,7 @@ def operators_of_graph(name: str, factory: str, graph: Graph, most: int, site: S
     seconds = seconds_of(graph, site)
     coarse = coarsen(graph, seconds.mean(axis=1).tolist(), most)
     working_bytes = max(working_bytes_of(graph, coarse), default=0.0)
-    operators = tuple(_priced(graph, coarse, seconds, site))
+    operators = tuple(_priced(graph, coarse, seconds))
     for one in operators:
         nearest = "more operators, or a smaller program"
         held_bytes = one.memory_bytes + working_bytes
@@ -104,7 +103,7 @@ def _seconds_on(graph: Graph, device: Device, precision: str) -> FloatArray:
     return found
 
 
-def _priced(graph: Graph, coarse: Coarse, seconds: FloatArray, site: Site) -> Iterator[PricedOperator]:
+def _priced(graph: Graph, coarse: Coarse, seconds: FloatArray) -> Iterator[PricedOperator]:
     """Yield the operators of a coarsened graph."""
     names = [_name(graph, ops, seconds) for ops in coarse.groups]
     inputs: list[list[tuple[str, float]]] = [[] for _ in names]
