@@ -65,8 +65,8 @@ def coarsen(graph: Graph, seconds: Sequence[float], most: int) -> Coarse:
     while merging.join_homes(share):
         merging.merge_cheap(share)
     while len(merging.members) > most:
-        if not merging.merge_cheapest():
-            merging.join_homes()
+        if not merging.merge_cheapest() and not merging.join_homes():
+            merging.look_again()
     return merging.coarse()
 
 
@@ -119,7 +119,6 @@ class _Merging:
             self.bound.setdefault(self.home(group), set()).add(group)
         self.bound = {home: groups for home, groups in self.bound.items() if len(groups) > 1}
         self._heap: list[tuple[float, int]] = []
-        self._has_merged = False
         self._push(self.members)
 
     def home(self, group: int) -> int:
@@ -135,17 +134,15 @@ class _Merging:
             self._merge_next()
 
     def merge_cheapest(self) -> bool:
-        """Merge the cheapest group that has a neighbour to merge with; return whether there is one."""
-        while True:
-            while self._heap:
-                if self._merge_next():
-                    self._has_merged = True
-                    return True
-            if not self._has_merged:
-                return False
-            # what has merged may have freed the way to a neighbour
-            self._has_merged = False
-            self._push(self.members)
+        """Merge the cheapest group on the heap that has a neighbour to merge with; return whether there is one."""
+        while self._heap:
+            if self._merge_next():
+                return True
+        return False
+
+    def look_again(self) -> None:
+        """Put all groups on the heap: what has merged may have freed the way to a neighbour."""
+        self._push(self.members)
 
     def join_homes(self, most: float = math.inf) -> bool:
         """Join the home of the least load with the one with which it exchanges most bytes.
