@@ -70,6 +70,11 @@ class Reading:
     memory_bytes: int | None = None
     loss: float | None = None
 
+    @property
+    def has_loss_alone(self) -> bool:
+        """Whether the line gives neither a time nor memory."""
+        return self.step_time_s is None and self.total_s is None and self.memory_bytes is None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogPattern:

@@ -50,7 +50,7 @@ class TrialRow:
     warmup_s: float | None
     steps_s: float | None
     reason: str
-    losses: tuple[tuple[int, float], ...]
+    losses: tuple[tuple[int, float], ...] = ()
 
 
 def trial_rows(records: Sequence[TrialRecord], compared: Comparison | None) -> list[TrialRow]:

@@ -157,7 +157,7 @@ class LogSteps:
         batches: dict[int, None] = {}
         for line in self.lines:
             reading = pattern.reading(line.text, step)
-            if reading is None:
+            if reading is None or reading.has_loss_alone:
                 became["unread"] += 1
                 example = example or f"line {line.number}: {quote_value(_from_keyword(line.text))}"
                 continue

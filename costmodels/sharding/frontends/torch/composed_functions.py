@@ -19,7 +19,8 @@ class composed_functions(TorchFunctionMode):  # noqa: N801 # a context
     ) -> Any:
         """Call a function, or what it is composed of."""
         if func is functional.embedding_bag:
-            found = _bags_of_one_length(*args, **(kwargs or {}))
+            named = {"indices" if name == "input" else name: given for name, given in (kwargs or {}).items()}
+            found = _bags_of_one_length(*args, **named)
             if found is not None:
                 return found
         if func is functional.ctc_loss:
@@ -30,7 +31,7 @@ class composed_functions(TorchFunctionMode):  # noqa: N801 # a context
 
 
 def _bags_of_one_length(
-    input: Tensor,  # noqa: A002 # the function's own names
+    indices: Tensor,
     weight: Tensor,
     offsets: Tensor | None = None,
     max_norm: float | None = None,
@@ -43,21 +44,21 @@ def _bags_of_one_length(
     padding_idx: int | None = None,
 ) -> Tensor | None:
     """Return reduced bags, the rows of a matrix of indices; None for others."""
-    if input.dim() != 2 or offsets is not None or max_norm is not None or input.shape[1] == 0:
+    if indices.dim() != 2 or offsets is not None or max_norm is not None or indices.shape[1] == 0:
         return None
-    rows = functional.embedding(input, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
+    rows = functional.embedding(indices, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights[..., None]
     is_here = None
     if padding_idx is not None:
-        is_here = (input != padding_idx % weight.shape[0])[..., None]
+        is_here = (indices != padding_idx % weight.shape[0])[..., None]
         rows = torch.where(is_here, rows, -torch.inf if mode == "max" else 0.0)
     if mode == "max":
         found = rows.amax(dim=1)
         return found if is_here is None else torch.where(is_here.any(dim=1), found, 0.0)
     if mode == "sum":
         return rows.sum(dim=1)
-    count = input.shape[1] if is_here is None else is_here.sum(dim=1).clamp(min=1)
+    count = indices.shape[1] if is_here is None else is_here.sum(dim=1).clamp(min=1)
     return rows.sum(dim=1) / count
 
 
