@@ -97,7 +97,7 @@ def _print_answer(answer: OperatorAnswer) -> None:
                 f"Captured {step.graph} ({step.factory}): {step.captured:,} operators, coarsened to {step.operators}; "
                 f"{step.flop / 1e12:.4g} TFLOP, {step.state_bytes / GIB:.3g} GiB of parameters, moments and inputs, "
                 f"{step.cut_bytes / GIB:.3g} GiB between operators, {step.working_bytes / GIB:.3g} GiB kept free on "
-                "each device for what lives inside of step."
+                "each device for what lives inside of one."
             )
         )
     typer.echo("Memory [GiB]: " + ", ".join(f"device {device} {size:.3g}" for device, size in enumerate(used)))
