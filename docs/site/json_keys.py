@@ -309,7 +309,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "with `--export`, also": {
             "export": "arguments of the framework (`lines`), and what it cannot express (`notes`)"
         },
-        "for a file of operators instead": {
+        "for operators instead": {
             "name": "name of the workload",
             "devices": "number of devices of the cluster",
             "known": "knowledge after the search: `optimal` (no schedule costs less), `feasible`, `infeasible` or "
@@ -327,6 +327,10 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "used_bytes": "memory that operators and their data take on each device [bytes]",
             "timeline": "runs on each device, and transfers with the links that carry them, with start and end [s]",
             "baselines": "schedules by rule and of HiGHS: name, meaning and weighted sum [s], null if none was found",
+            "captured": "for each captured step its graph and factory, the operators that were `captured` and those "
+            "that it was coarsened to, the sets of these that share a device (`homes`), `flop`, memory of parameters, "
+            "moments and inputs (`state_bytes`), data between operators (`cut_bytes`), memory kept free on each device "
+            "(`working_bytes`), and operators without a known rule (`unknown`)",
         },
     },
     "replan": {

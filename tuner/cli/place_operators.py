@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # this loads numpy
 
 def place_graphs(
     mapping: Mapping[str, Any],
-    file: Path,
+    file: Path | None,
     *,
     time_s: float,
     gap: float,
@@ -31,7 +31,7 @@ def place_graphs(
 
     Args:
         mapping: Contents of the file.
-        file: Its path.
+        file: Its path; None if it was written by the command's own options.
         time_s: Longest time of the search [s].
         gap: Gap to the lower bound at which the search ends.
         workers: Number of processes that search together.
@@ -57,12 +57,14 @@ def place_graphs(
     elif answer.schedule is not None:
         _print_answer(answer)
     else:
-        typer.echo(f"No schedule fits: {answer.outcome.known.value}.", err=True)
+        kept = " All data between operators are kept until the end of the step." if placement.captured else ""
+        typer.echo(f"No schedule fits: {answer.outcome.known.value}.{kept}", err=True)
     if answer.schedule is None:
         raise typer.Exit(FOUND_NOTHING)
 
 
 def _print_answer(answer: OperatorAnswer) -> None:
+    from hardware.device import GIB
     from tuner.place.operators.answer import operators_json, used_bytes
     from tuner.place.operators.timeline import events_of, letters_of, text_timeline
 
@@ -89,6 +91,15 @@ def _print_answer(answer: OperatorAnswer) -> None:
     for line in text_timeline(placement, schedule):
         typer.echo(printable(line))
     used = used_bytes(workload, schedule) / 2**30
+    for step in placement.captured:
+        typer.echo(
+            printable(
+                f"Captured {step.graph} ({step.factory}): {step.captured:,} operators, coarsened to {step.operators}; "
+                f"{step.flop / 1e12:.4g} TFLOP, {step.state_bytes / GIB:.3g} GiB of parameters, moments and inputs, "
+                f"{step.cut_bytes / GIB:.3g} GiB between operators, {step.working_bytes / GIB:.3g} GiB kept free on "
+                "each device for what lives inside of one."
+            )
+        )
     typer.echo("Memory [GiB]: " + ", ".join(f"device {device} {size:.3g}" for device, size in enumerate(used)))
     ends_s = schedule.completion_s(workload).tolist()
     if len(placement.graphs) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -186,6 +186,7 @@ def answer_json(answer: OperatorAnswer) -> dict[str, Any]:
         "used_bytes": used_bytes(workload, schedule).tolist() if schedule else [],
         "timeline": [event.as_json() for event in (events_of(placement, schedule) if schedule else ())],
         "baselines": [{"name": one.name, "meaning": one.meaning, "cost_s": one.cost_s} for one in answer.baselines],
+        "captured": [{**asdict(one), "unknown": dict(one.unknown)} for one in placement.captured],
     }
 
 

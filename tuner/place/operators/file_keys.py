@@ -12,6 +12,12 @@ from hardware.io.config_file import DocumentedModel
 MOST_OPERATORS = 64
 """Most operators of all graphs together; the search tries each of them on every device in each step."""
 
+MOST_CAPTURED = 256
+"""Most operators of all graphs together where one is captured from a program."""
+
+DEFAULT_CAPTURED = 32
+"""Operators to which a captured step is coarsened unless the file says otherwise."""
+
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Parts = Annotated[int, Field(ge=2, le=16)]
@@ -123,13 +129,28 @@ class GraphKeys(DocumentedModel):
     """One of `graphs:`: a model as operators."""
 
     operators: dict[str, OperatorKeys] = Field(default_factory=dict, max_length=MOST_OPERATORS)
-    """Operators by their names. Required unless `model` is given."""
+    """Operators by their names. Required unless `model`, `jax` or `torch` is given."""
 
     model: ModelKeys | None = None
     """Model of the catalog, in place of `operators`.
 
     Default: none
     """
+
+    jax: str | None = Field(default=None, min_length=1)
+    """Factory of a JAX step as `module:factory`, whose operators are captured, in place of `operators`.
+
+    Default: none
+    """
+
+    torch: str | None = Field(default=None, min_length=1)
+    """Factory of a torch module's training step as `module:factory`, as for `jax`.
+
+    Default: none
+    """
+
+    most_operators: Annotated[int, Field(ge=2, le=MOST_CAPTURED)] = DEFAULT_CAPTURED
+    """Most operators to which a captured step is coarsened."""
 
     fusions: list[FusionKeys] = Field(default_factory=list, max_length=MOST_OPERATORS)
     """Pairs of operators that may run as one."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,12 +18,18 @@ from hardware.io.errors import ConfigError, did_you_mean
 from hardware.link import Link
 from tuner.place.operators.catalog_graph import operators_of_model
 from tuner.place.operators.device_links import device_links
-from tuner.place.operators.file_keys import MOST_OPERATORS, GraphKeys, OperatorPlacementKeys
-from tuner.place.operators.pricing import PricedOperator, Site, priced, priced_fusion
+from tuner.place.operators.file_keys import MOST_CAPTURED, MOST_OPERATORS, GraphKeys, OperatorPlacementKeys
+from tuner.place.operators.pricing import Captured, PricedOperator, Site, priced, priced_fusion
 from tuner.planners.scheduling.problem import DeviceLink, Fusion, Workload
+
+if TYPE_CHECKING:  # this loads all rules of sharding
+    from tuner.place.operators.program_graph import CoarseProgram
 
 MOST_DEVICES = 16
 """Most devices of a cluster; the search tries every operator on each of them."""
+
+PROGRAMS = ("jax", "torch")
+"""Keys of a graph that name the factory of a program."""
 
 MOST_LINKS = 5
 """Most links between two devices; the search tries every set of them."""
@@ -42,6 +48,7 @@ class OperatorPlacement:
         host_of: Host of each device [D].
         kind_of: Name of each device in the catalog [D].
         workload: Scheduling problem.
+        captured: What was captured from programs, and coarsened.
     """
 
     name: str
@@ -52,24 +59,29 @@ class OperatorPlacement:
     host_of: tuple[int, ...]
     kind_of: tuple[str, ...]
     workload: Workload
+    captured: tuple[Captured, ...] = ()
 
 
-def read_operator_placement(mapping: Mapping[str, Any], path: Path) -> OperatorPlacement:
+def read_operator_placement(mapping: Mapping[str, Any], path: Path | None) -> OperatorPlacement:
     """Read the scheduling problem that the mapping of a placement file describes.
+
+    Args:
+        mapping: Contents of the file.
+        path: Path of the file; None for a mapping that stands in none, whose paths begin in the working directory.
 
     Raises:
         ConfigError: A key or value can't work; it names the file.
     """
-    file = str(path)
+    file, base_dir = (None, Path()) if path is None else (str(path), path.parent)
     keys = validate_mapping(OperatorPlacementKeys, mapping, file=file)
     try:
         try:
-            cluster = read_described_cluster(keys.cluster, path.parent).cluster
+            cluster = read_described_cluster(keys.cluster, base_dir).cluster
         except ConfigError as error:
             raise (error if error.file else error.under("cluster")) from None
-        return _placement(keys, cluster, path.parent)
+        return _placement(keys, cluster, base_dir)
     except ConfigError as error:
-        raise error.in_file(file) from None
+        raise (error if file is None else error.in_file(file)) from None
 
 
 def _placement(keys: OperatorPlacementKeys, cluster: Cluster, base_dir: Path) -> OperatorPlacement:
@@ -82,10 +94,18 @@ def _placement(keys: OperatorPlacementKeys, cluster: Cluster, base_dir: Path) ->
         capacity_bytes=np.array([device.memory_bytes * (1 - keys.memory_headroom) for device in devices]),
     )
     _check_links(site.links)
-    graphs = {name: _operators(name, own, site, base_dir) for name, own in keys.graphs.items()}
+    graphs, captured = {}, []
+    for name, own in keys.graphs.items():
+        if _source(name, own) in PROGRAMS:
+            program = _captured(name, own, site)
+            captured.append(program.captured)
+            graphs[name] = program.operators
+        else:
+            graphs[name] = _operators(name, own, site, base_dir)
     operators = [(graph, one) for graph, members in graphs.items() for one in members]
-    if len(operators) > MOST_OPERATORS:
-        rule = f"have {len(operators)} operators together; at most {MOST_OPERATORS} can be placed"
+    most = MOST_CAPTURED if captured else MOST_OPERATORS
+    if len(operators) > most:
+        rule = f"have {len(operators)} operators together; at most {most} can be placed"
         raise ConfigError(rule, key="graphs", nearest="take several operators as one")
     number = {(graph, one.name): at for at, (graph, one) in enumerate(operators)}
     edges = [
@@ -101,7 +121,7 @@ def _placement(keys: OperatorPlacementKeys, cluster: Cluster, base_dir: Path) ->
         memory_bytes=np.array([one.memory_bytes for _, one in operators]),
         edges=np.array([edge[:2] for edge in edges], dtype=np.int64).reshape(-1, 2),
         data_bytes=np.array([size for _, _, size in edges]),
-        capacity_bytes=site.capacity_bytes,
+        capacity_bytes=site.capacity_bytes - max((one.working_bytes for one in captured), default=0.0),
         links=site.links,
         splits=tuple(replace(split, op=at) for at, (_, one) in enumerate(operators) for split in one.splits),
         fusions=tuple(_fusions(keys, number, site)),
@@ -116,22 +136,42 @@ def _placement(keys: OperatorPlacementKeys, cluster: Cluster, base_dir: Path) ->
         host_of=tuple(cluster.rank_host().tolist()),
         kind_of=tuple(device.name for device in site.devices),
         workload=workload,
+        captured=tuple(captured),
     )
+
+
+def _source(graph: str, own: GraphKeys) -> str:
+    """Return the one key that says what the operators of a graph are."""
+    given = [key for key in ("operators", "model", *PROGRAMS) if getattr(own, key)]
+    if not given:
+        raise ConfigError("has none of `operators`, `model`, `jax` and `torch`", key=f"graphs.{graph}")
+    if own.fusions and given == ["operators"]:
+        return given[0]
+    first, *others = [*given, *(["fusions"] if own.fusions else [])]
+    if others:
+        key, has = (others[0], first) if first != "operators" else (first, others[0])
+        rule = f"cannot be combined with `{has}`, which has operators of its own"
+        raise ConfigError(rule, key=f"graphs.{graph}.{key}", nearest="leave out one of the two")
+    return first
+
+
+def _captured(graph: str, own: GraphKeys, site: Site) -> CoarseProgram:
+    """Return the operators of a program that a factory makes."""
+    from tuner.place.operators.program_graph import operators_of_program  # noqa: PLC0415 # loads all rules of sharding
+
+    try:
+        return operators_of_program(graph, own, site)
+    except ConfigError as error:
+        raise (error if error.file else error.under(f"graphs.{graph}")) from None
 
 
 def _operators(graph: str, own: GraphKeys, site: Site, base_dir: Path) -> tuple[PricedOperator, ...]:
     """Return the operators of a graph with their prices, each after those whose results it takes."""
     if own.model is not None:
-        for key in ("operators", "fusions"):
-            if getattr(own, key):
-                rule = "cannot be combined with `model`, which has operators of its own"
-                raise ConfigError(rule, key=f"graphs.{graph}.{key}", nearest="leave out one of the two")
         try:
             return operators_of_model(own.model, site, base_dir)
         except ConfigError as error:
             raise (error if error.file else error.under(f"graphs.{graph}.model")) from None
-    if not own.operators:
-        raise ConfigError("has neither `operators` nor `model`", key=f"graphs.{graph}")
     found = []
     for name in _in_order(graph, own):
         try:

@@ -56,6 +56,35 @@ class PricedOperator:
     same_device_as: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Captured:
+    """What was captured from a program, and coarsened.
+
+    Attributes:
+        graph: Name of the graph.
+        factory: Factory of the program.
+        captured: Operators of the program.
+        operators: Operators to which it was coarsened.
+        homes: Sets of these that share a device, because they read or write the same parameters.
+        flop: Floating-point operations of a step.
+        state_bytes: Memory of parameters, moments and inputs.
+        cut_bytes: Data that the coarse operators hand to each other.
+        working_bytes: Memory that is kept free on every device for what lives inside of a coarse operator.
+        unknown: Captured operators without a known rule, with their counts.
+    """
+
+    graph: str
+    factory: str
+    captured: int
+    operators: int
+    homes: int
+    flop: float
+    state_bytes: float
+    cut_bytes: float
+    working_bytes: float
+    unknown: tuple[tuple[str, int], ...]
+
+
 def priced(name: str, own: OperatorKeys, site: Site) -> PricedOperator:
     """Return an operator of a file with its prices.
 

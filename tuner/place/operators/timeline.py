@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ WIDTH = 60
 """Characters of the makespan in a terminal's timeline."""
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789@#"
-"""Letters of operators in a terminal's timeline, as many as a file may have."""
+"""Letters of operators in a terminal's timeline, as many as a file may list; those of captured ones may repeat."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +104,7 @@ def device_in_words(placement: OperatorPlacement, device: int) -> str:
 def letters_of(placement: OperatorPlacement) -> dict[tuple[str, str], str]:
     """Return the letter of each operator, by graph and name."""
     graphs = [placement.graphs[model] for model in placement.workload.model_of.tolist()]
-    return dict(zip(zip(graphs, placement.operators, strict=True), LETTERS, strict=False))
+    return dict(zip(zip(graphs, placement.operators, strict=True), itertools.cycle(LETTERS), strict=False))
 
 
 def text_timeline(placement: OperatorPlacement, schedule: Schedule) -> list[str]:

@@ -30,7 +30,7 @@ SMALL = ROOT / "configs" / "studies" / "cpu-gpt.yaml"
         ("plan STUDY --config dp=4,tp=2 --layers 1 --planner recursive --explain colours", "with `--explain`, also"),
         (f"place {PLACEMENT} --time-limit 2", ""),
         (f"place {PLACEMENT} --time-limit 2 --export verl", "with `--export`, also"),
-        (f"place {OPERATORS} --time-limit 2", "for a file of operators instead"),
+        (f"place {OPERATORS} --time-limit 2", "for operators instead"),
         (f"replan {SMALL} --trace network.csv", ""),
         (f"replan {SMALL} --trace network.csv --robust mean", "with `--robust` instead"),
         (f"watch {SMALL} --hosts-from network.csv --once", ""),

@@ -112,7 +112,7 @@ def test_operators_and_a_model_exclude_each_other(tmp_path):
     mapping = {"cluster": {"name": "v100-pcie"}, "graphs": {"one": {"fusions": []}}}
     both = {"operators": {"a": {"tflop": 1.0}}, "model": {"name": "llama-7b", "sequence_length": 8, "pieces": 1}}
 
-    with pytest.raises(ConfigError, match=r"graphs\.one: has neither `operators` nor `model`"):
+    with pytest.raises(ConfigError, match=r"graphs\.one: has none of `operators`, `model`, `jax` and `torch`"):
         read_operator_placement(mapping, tmp_path / "file.yaml")
     with pytest.raises(ConfigError, match=r"graphs\.one\.operators: cannot be combined with `model`"):
         read_operator_placement(mapping | {"graphs": {"one": both}}, tmp_path / "file.yaml")
