@@ -12,6 +12,8 @@ from tuner.place.operators.graph_file import read_operator_placement
 pytest.importorskip("jax", reason="captured steps need JAX: pip install 'meshtune[jax]'")
 pytest.importorskip("torch", reason="captured steps need torch: pip install 'meshtune[torch]'")
 
+pytestmark = pytest.mark.slow  # JAX and torch are optional
+
 TOWERS = "benchmarks.zoo.towers:two_towers_small"
 PERCEPTRON = "benchmarks.zoo.torch_modules:perceptron_small"
 TWO = ("--time-limit", "2")

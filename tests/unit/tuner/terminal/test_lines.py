@@ -11,6 +11,7 @@ import pytest
 from tuner.terminal.console import say
 
 LINE = "  repeated because too close to call: pp=1,tp=1,dp=32,cp=2,up=1,vpp=1,ep=1,mbs=1 takes 6.9 s"
+END = "end"
 
 
 @pytest.fixture
@@ -23,8 +24,11 @@ def on_terminal(monkeypatch):
         with os.fdopen(theirs, "w", encoding="utf-8") as stream:
             monkeypatch.setattr(sys, "stdout", stream)
             say(line)
+            stream.write(END)
             stream.flush()
-            text = os.read(ours, 10_000).decode()
+            text = ""
+            while not text.endswith(END):  # a terminal may hand over a part
+                text += os.read(ours, 10_000).decode()
             monkeypatch.undo()
         os.close(ours)
         return text.split("\r\n")[:-1]
