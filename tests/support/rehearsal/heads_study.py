@@ -40,7 +40,7 @@ model: {model}
 cluster: {{name: dgx-h100, hosts: 1}}
 job: {{sequence_length: 128, global_batch_size: 16}}
 space: {{pp: [1], cp: [1], up: [1], vpp: [1]}}
-search: {{draws: 20, max_trials: 4, seed: 0, baseline: false, prune: false}}
+search: {{draws: 20, max_trials: 4, seed: 0, confidence: 1.0, baseline: false, prune: false}}
 trial:
   backend: command
   command: [{python}, train.py, "{{pp}}", "{{tp}}", "{{dp}}", "{{mbs}}"]
