@@ -130,5 +130,6 @@ $(VENV)/.frameworks: $(VENV)/.created Makefile constraints.txt | $(CHOSEN)
 	@rm -rf $(VENV)/lib/python3*/site-packages/tests # nemo-toolkit brings a package of that name, which would hide ours
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python -m pip install --quiet --no-deps $(TRITON)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --upgrade --target $(VENV)/transformer-engine $(ENGINE)
-	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --upgrade --target $(VENV)/gpu-compiler $(COMPILER)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps --upgrade --target $(VENV)/gpu-compiler $(COMPILER) || \
+		echo "make: $(COMPILER) could not be installed; tests that compile for GPUs skip" >&2
 	@touch $@
