@@ -45,7 +45,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder of kept plans, which need not exist; None where none are kept."""
+    """Return the folder of kept plans, which may be missing yet; None if no plans are kept."""
     named = environment.get(VARIABLE, "")
     if named:
         return None if named == OFF else Path(named) / "plans"

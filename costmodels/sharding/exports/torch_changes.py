@@ -117,7 +117,18 @@ def move_part(value: Tensor, change: Change, mesh: Mesh) -> Tensor:
                 part.all_reduce(step.axes, reduction)
             case OpKind.ALL_GATHER:
                 part.gather(leaves)
-    return part.value.contiguous()  # kernels take it for granted of tensors that autograd made
+    # kernels count on it for what autograd keeps (findings/layer-norm-backward-ignores-strides.sh)
+    return part.value.contiguous()
+
+
+def group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """Return a process group of some ranks, which all of them ask for; no others take part in forming it."""
+    world = dist.group.WORLD
+    assert world is not None, "a mesh has a process group"
+    if len(ranks) == world.size():
+        return world
+    group: dist.ProcessGroup = dist.new_group(list(ranks), use_local_synchronization=True)
+    return group
 
 
 class _Part:

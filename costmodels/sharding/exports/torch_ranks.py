@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from costmodels.sharding.exports.layout_changes import Axes, contiguous
-from costmodels.sharding.exports.torch_changes import change_of, cut_part, move_part
+from costmodels.sharding.exports.torch_changes import change_of, cut_part, group_of, move_part
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout
 
 
@@ -89,7 +89,7 @@ class Rank:
             return self.mesh.get_group(axes[0])
         if axes not in self.groups:
             picked = tuple(slice(None) if axis in axes else self.place[axis] for axis in range(len(self.sizes)))
-            self.groups[axes] = _group_of(self.mesh.mesh[picked].flatten().tolist())
+            self.groups[axes] = group_of(self.mesh.mesh[picked].flatten().tolist())
         return self.groups[axes]
 
     def share_generator(self) -> None:
@@ -110,15 +110,6 @@ def _divides(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> bool
         size % math.prod(ways for ways, cut in zip(sizes, layout, strict=True) if cut == dim) == 0
         for dim, size in enumerate(shape)
     )
-
-
-def _group_of(ranks: Sequence[int]) -> distributed.ProcessGroup:
-    world = distributed.group.WORLD
-    assert world is not None, "a mesh has a process group"
-    if len(ranks) == world.size():
-        return world
-    group: distributed.ProcessGroup = distributed.new_group(list(ranks), use_local_synchronization=True)
-    return group
 
 
 def _device_state(device: torch.device) -> Tensor:

@@ -60,7 +60,7 @@ def num_buckets(
     else:
         table = local_table(job.model, weights)
         in_tables = local.tables * table
-        whole = np.maximum(local.dense - in_tables, 0.0) / each + local.tables / np.ceil(filled / table)
+        whole = np.maximum(local.dense - in_tables, 0.0) / each + local.tables / np.ceil(filled / np.maximum(table, 1.0))
     return np.where(local.is_first, np.maximum(np.ceil(whole - 1e-9), 1.0), 1.0)
 
 

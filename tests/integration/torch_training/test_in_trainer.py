@@ -1,9 +1,6 @@
 """Planned models of transformers train on real ranks in its Trainer and in loops of Accelerate."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -12,8 +9,8 @@ pytest.importorskip("accelerate", reason="Trainer needs accelerate: make framewo
 
 from safetensors.torch import load_file
 
-from tests.support.benchmark_runs import ROOT
 from tests.support.programs import trainer_ranks
+from tests.support.torch_examples import run_example
 
 
 @pytest.mark.parametrize(
@@ -63,16 +60,9 @@ def test_loops_of_accelerate_train_as_planned(on_ranks):
 
 def test_documented_example(tmp_path):
     """The example of the documentation trains on two ranks as it stands there, and saves a model that can be loaded."""
-    text = (ROOT / "docs" / "plans-in-your-code.md").read_text(encoding="utf-8")
-    example = text[text.index("### In transformers' Trainer") :].partition("```python\n")[2].partition("```")[0]
-    (tmp_path / "finetune.py").write_text(example, encoding="utf-8")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "finetune.py"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    told = run_example("### In transformers' Trainer", tmp_path / "finetune.py")
 
-    done = subprocess.run(launcher, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "planned again" not in done.stderr
+    assert "planned again" not in told
     logged = json.loads((tmp_path / "trained" / "trainer_state.json").read_text())["log_history"]
     assert logged[-2]["loss"] < logged[0]["loss"]
     assert load_file(tmp_path / "trained" / "model.safetensors")["lm_head.weight"].shape == (256, 64)

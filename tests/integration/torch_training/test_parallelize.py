@@ -2,15 +2,12 @@
 
 import importlib.util
 import math
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.benchmark_runs import ROOT
 from tests.support.programs import parallel_ranks
+from tests.support.torch_examples import run_example
 
 OF_TRANSFORMERS = [("llama", None), ("llama", 1), ("gpt2", 1), ("bert", 1)]
 OF_TWO_RANKS = [("mixtral", None), ("qwen3_moe", 2), ("t5", 1)]
@@ -130,13 +127,6 @@ def test_gradients_are_added_up_together(on_ranks):
 
 def test_documented_example(tmp_path):
     """The torch example of the documentation runs on two ranks as it stands there."""
-    text = (ROOT / "docs" / "plans-in-your-code.md").read_text(encoding="utf-8")
-    example = text[text.index("## torch") :].partition("```python\n")[2].partition("```")[0]
-    (tmp_path / "train.py").write_text(example, encoding="utf-8")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    run_example("## torch", tmp_path / "train.py")
 
-    done = subprocess.run(launcher, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-
-    assert done.returncode == 0, done.stderr[-4000:]
     assert (tmp_path / "checkpoint" / ".metadata").is_file()

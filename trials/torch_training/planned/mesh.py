@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.exports.layout_changes import Axes
+from costmodels.sharding.exports.torch_changes import group_of
 from trials.torch_training.planned.traffic import members
 
 
@@ -30,7 +31,7 @@ class PlanMesh:
         rank = dist.get_rank()
         self.place = tuple(int(index) for index in np.unravel_index(rank, mesh.sizes))
         # Only members take part in forming a group, and all of them form theirs in one order.
-        self._groups = {axes: _group(members(mesh, axes, rank)) for axes in sorted(set(groups))}
+        self._groups = {axes: group_of(members(mesh, axes, rank)) for axes in sorted(set(groups))}
 
     def size(self, axes: Axes) -> int:
         """Return the number of ranks in each group along some axes."""
@@ -39,12 +40,3 @@ class PlanMesh:
     def group(self, axes: Axes) -> dist.ProcessGroup:
         """Return this rank's group along some axes."""
         return self._groups[axes]
-
-
-def _group(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-    world = dist.group.WORLD
-    assert world is not None, "the process group must exist before the mesh"
-    if len(ranks) == world.size():
-        return world
-    group: dist.ProcessGroup = dist.new_group(list(ranks), use_local_synchronization=True)
-    return group

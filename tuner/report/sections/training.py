@@ -51,7 +51,7 @@ def stretches(records: Sequence[TrialRecord]) -> list[Stretch]:
 
 
 def losses_in_words(found: Sequence[Stretch]) -> str:
-    """Describe how the loss moved where the layout changed, and elsewhere."""
+    """Describe the steps of the loss at changes of the layout, beside all others."""
     told = [(record.params, loss) for record, losses in found for _, loss in losses]
     changes: list[float] = []
     others: list[float] = []

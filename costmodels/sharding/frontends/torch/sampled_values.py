@@ -53,7 +53,7 @@ class TakenValue:
 
     @property
     def in_words(self) -> str:
-        """Where the value is read, and what it is."""
+        """Line that reads the value, and the value, in words."""
         return f"{self.place or 'the module'} reads {self.value!r}"
 
 
