@@ -60,7 +60,8 @@ def num_buckets(
     else:
         table = local_table(job.model, weights)
         in_tables = local.tables * table
-        whole = np.maximum(local.dense - in_tables, 0.0) / each + local.tables / np.ceil(filled / np.maximum(table, 1.0))
+        each_table = np.ceil(filled / np.maximum(table, 1.0))
+        whole = np.maximum(local.dense - in_tables, 0.0) / each + local.tables / each_table
     return np.where(local.is_first, np.maximum(np.ceil(whole - 1e-9), 1.0), 1.0)
 
 
