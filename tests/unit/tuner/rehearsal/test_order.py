@@ -6,6 +6,8 @@ torch = pytest.importorskip("torch")
 
 from tuner.rehearsal.torch_room.order import Order, moved_bytes  # noqa: E402 - it needs torch
 
+pytestmark = pytest.mark.slow  # torch is optional
+
 
 def test_equal_kinds_have_one_number():
     """The order names each kind once, and a wait names the collective by its place."""

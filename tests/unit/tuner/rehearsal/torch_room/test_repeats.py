@@ -12,6 +12,8 @@ from tuner.rehearsal.torch_room import watch as watching  # noqa: E402 - as abov
 from tuner.rehearsal.torch_room.repeats import VIEWS  # noqa: E402 - as above
 from tuner.rehearsal.torch_room.watch import Watch, WatchMode  # noqa: E402 - as above
 
+pytestmark = pytest.mark.slow  # torch is optional
+
 
 def base(size=24, dtype=torch.bfloat16):
     """A tensor without data."""
