@@ -71,6 +71,7 @@ def _call(data: bytes, folder: Path) -> None:
                         name: str(value) for name, value in (config if isinstance(config, dict) else {}).items()
                     },
                 },
+                "in_training": {"checkpoint": str(told.get("checkpoint")), "step": told.get("step", 0)},
             }
             assert isinstance(call_hook(command, payload), str), "a hook's failure is told, not raised"
     finally:
