@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ from tuner.terminal.console import config_in_words, print_json, printable, warn
 
 if TYPE_CHECKING:  # these load numpy
     from costmodels.sharding.device_mesh import DeviceMesh
+    from costmodels.sharding.frontends.factories import JaxStep
     from costmodels.sharding.graph import Graph
     from tuner.planners.engine.workers import AbstractWorkers
     from tuner.planners.judged import Verdict
@@ -45,8 +46,12 @@ def plan(
         str | None,
         Option(metavar="MODULE:FACTORY", help="Factory of a torch module's step; it returns module, inputs[, loss]."),
     ] = None,
+    stablehlo: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="StableHLO module of a step: text, bytecode or a file of jax.export. Needs JAX."),
+    ] = None,
     mesh: Annotated[
-        str | None, Option(metavar="data=2,model=4", help="Mesh for --jax or --torch, slowest axis first.")
+        str | None, Option(metavar="data=2,model=4", help="Mesh for --jax, --torch or --stablehlo, slowest axis first.")
     ] = None,
     cluster: Annotated[
         str | None,
@@ -112,7 +117,7 @@ def plan(
         str | None,
         Option(
             metavar="DEVICE",
-            help="With --jax: let XLA's compiler for this device, which needs none, decide between the last candidates "
+            help="With --jax or --stablehlo: let XLA's compiler for this device, which needs none, decide between the last candidates "
             "by its schedule and memory.",
         ),
     ] = None,
@@ -146,25 +151,30 @@ def plan(
     options = replace(_parse_options(planner, order, whole_axes, pin or [], diagnose=diagnose), overlap=overlap)
     _check_export(export, out)
     _check_explain(explain, drawing)
-    _check_judge(judge, jax, export)
+    source = _Source(jax=jax, torch=torch, stablehlo=stablehlo)
+    _check_judge(judge, source, export)
     candidate = None
-    given = [each for each, value in (("a study file", study), ("--jax", jax), ("--torch", torch)) if value is not None]
+    given = [
+        each
+        for each, value in (("a study file", study), ("--jax", jax), ("--torch", torch), ("--stablehlo", stablehlo))
+        if value is not None
+    ]
     if len(given) > 1:
         raise ConfigError(
             f"needs {' or '.join(given)}, not both"
             if len(given) == 2
-            else "needs a study file, --jax or --torch alone",
+            else "needs a study file, --jax, --torch or --stablehlo alone",
             key="plan",
             nearest="meshtune plan STUDY --config",
         )
-    if jax is not None or torch is not None:
+    if given and study is None:
         named = cluster or judge or "dgx-a100"
-        graph, found_mesh = _read_function(jax, torch, mesh, named, whole_number("--hosts", hosts, 1))
+        graph, found_mesh = _read_function(source, mesh, named, whole_number("--hosts", hosts, 1))
         title = f"{graph.name} on {found_mesh.in_words} of {found_mesh.cluster.name}"
     else:
         if study is None:
             raise ConfigError(
-                "needs a study file, --jax or --torch", key="plan", nearest="meshtune plan STUDY --config"
+                "needs a study file, --jax, --torch or --stablehlo", key="plan", nearest="meshtune plan STUDY --config"
             )
         if chosen is None:
             raise ConfigError("is missing", key="--config", nearest="for example --config dp=4,tp=2")
@@ -176,7 +186,7 @@ def plan(
         title = f"{config_in_words(request.problem, wanted)}: {graph.name}, one micro-batch on {found_mesh.in_words}"
     prove_s = None if prove is None else number("--prove", prove, above_zero=True)
     options = replace(options, memory_bytes=_parse_memory_bytes(memory_gib, found_mesh), prove_s=prove_s)
-    found, verdicts = _search(graph, found_mesh, options, jax, judge)
+    found, verdicts = _search(graph, found_mesh, options, source, judge)
     payload, lines = plan_json(found), [title, *in_lines(found)]
     if verdicts:
         payload["judged"] = judged_json(verdicts)
@@ -184,8 +194,8 @@ def plan(
     lines.append("Shardings of the step's inputs:")
     lines += named_lines([*shardings_table(found).items()])
     explained = _explain_dims(graph, drawing) if explain is not None else None
-    source = PlanSource(plan=found.plan, candidate=candidate, is_propagated=leaves_layouts(verdicts))
-    exported = _export(export, out, source, jax)
+    planned = PlanSource(plan=found.plan, candidate=candidate, is_propagated=leaves_layouts(verdicts))
+    exported = _export(export, out, planned, source)
     if exported is not None:
         payload["export"] = exported.content
     if explained is not None:
@@ -198,6 +208,42 @@ def plan(
         for line in lines:
             typer.echo(printable(line))
     warn(exported.notes if exported is not None else ())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Source:
+    """Step that is no study's candidate: a factory of JAX or of torch, or a file with a StableHLO module."""
+
+    jax: str | None
+    torch: str | None
+    stablehlo: Path | None
+
+    @property
+    def is_jax(self) -> bool:
+        """Whether the step is a function that JAX can trace and XLA can compile."""
+        return self.jax is not None or self.stablehlo is not None
+
+    @contextmanager
+    def open_step(self) -> Iterator[JaxStep]:
+        """Give the step's function, which may be traced, compiled and lowered in this context.
+
+        Raises:
+            ConfigError: It cannot be loaded, or JAX is missing.
+        """
+        from costmodels.sharding.frontends.factories import check_installed, step_of_factory
+        from costmodels.sharding.frontends.users_code import users_code
+
+        if self.jax is not None:
+            with users_code(self.jax, option="--jax"):
+                yield step_of_factory(self.jax)
+            return
+        assert self.stablehlo is not None, "the step is a function"
+        check_installed("jax", option="--stablehlo", value=str(self.stablehlo))
+        from costmodels.sharding.frontends.stablehlo.reading import read_stablehlo
+
+        step = read_stablehlo(self.stablehlo)
+        with step.types():
+            yield step.function, step.arguments, step.donated
 
 
 @contextmanager
@@ -286,23 +332,23 @@ def _parse_pin(text: str) -> Pin:
     return Pin(**values)
 
 
-def _read_function(
-    jax: str | None, torch: str | None, mesh: str | None, cluster: str, hosts: int
-) -> tuple[Graph, DeviceMesh]:
+def _read_function(source: _Source, mesh: str | None, cluster: str, hosts: int) -> tuple[Graph, DeviceMesh]:
     from costmodels.sharding.device_mesh import mesh_of
-    from costmodels.sharding.frontends.factories import graph_of_factory, graph_of_torch_factory
+    from costmodels.sharding.frontends.factories import graph_of_torch_factory
     from hardware.cluster_file import find_cluster
 
     if mesh is None:
         raise ConfigError("is missing", key="--mesh", nearest="for example --mesh data=2,model=4")
     found_mesh = mesh_of(mesh, find_cluster(cluster, hosts))
-    if jax is not None:
-        return graph_of_factory(jax), found_mesh
-    assert torch is not None, "either jax or torch is given"
-    return graph_of_torch_factory(torch), found_mesh
+    if source.torch is not None:
+        return graph_of_torch_factory(source.torch), found_mesh
+    with source.open_step() as (function, arguments, donated):
+        from costmodels.sharding.frontends.jax.graph import graph_of_jax
+
+        return graph_of_jax(function, *arguments, donated=donated), found_mesh
 
 
-def _check_judge(judge: str | None, jax: str | None, export: str | None) -> None:
+def _check_judge(judge: str | None, source: _Source, export: str | None) -> None:
     """Refuse a judge of what XLA does not compile, and let JAX load its compiler where there is no GPU."""
     from tuner.planners.judged import find_judge
 
@@ -312,8 +358,9 @@ def _check_judge(judge: str | None, jax: str | None, export: str | None) -> None
         find_judge(judge)
     except ConfigError as error:
         raise _name_options(error) from None
-    if jax is None:
-        raise ConfigError("needs --jax", key="--judge", value=judge, nearest="XLA compiles no other programs")
+    if not source.is_jax:
+        nearest = "XLA compiles no other programs"
+        raise ConfigError("needs --jax or --stablehlo", key="--judge", value=judge, nearest=nearest)
     if export not in (None, "jax", "shardy"):
         nearest = "--export jax or shardy"
         raise ConfigError(f"chooses plans for XLA, not for {export}", key="--judge", value=judge, nearest=nearest)
@@ -321,21 +368,18 @@ def _check_judge(judge: str | None, jax: str | None, export: str | None) -> None
 
 
 def _search(
-    graph: Graph, mesh: DeviceMesh, options: PlannerOptions, jax: str | None, judge: str | None
+    graph: Graph, mesh: DeviceMesh, options: PlannerOptions, source: _Source, judge: str | None
 ) -> tuple[Planned, tuple[Verdict, ...]]:
-    """Plan a graph, or else the step of a JAX factory, for which XLA's compiler decides between the last candidates."""
-    from costmodels.sharding.frontends.factories import step_of_factory
-    from costmodels.sharding.frontends.users_code import users_code
+    """Plan a graph, or else a JAX function, for which XLA's compiler decides between the last candidates."""
     from tuner.planners.planning import plan_graph
 
     try:
-        if judge is None or jax is None:
+        if judge is None:
             with _start_workers(graph, options) as workers:
                 return plan_graph(graph, mesh, options, workers=workers), ()
         from tuner.planners import plan_jax
 
-        with users_code(jax, option="--jax"):
-            function, arguments, donated = step_of_factory(jax)
+        with source.open_step() as (function, arguments, donated):
             plan = plan_jax(function, *arguments, mesh=mesh, donated=donated, options=options, judge=judge)
         return plan.planned, plan.judged
     except ConfigError as error:
@@ -373,26 +417,23 @@ def _check_export(export: str | None, out: Path | None) -> None:
         raise ConfigError("needs --export", key="--out", value=str(out), nearest="for example --export jax")
 
 
-def _export(export: str | None, out: Path | None, source: PlanSource, jax: str | None) -> PlanExport | None:
+def _export(export: str | None, out: Path | None, planned: PlanSource, source: _Source) -> PlanExport | None:
     from tuner.plans.plan_export import export_plan
 
     if export is None:
         return None
-    if export in ("jax", "shardy") and jax is not None:
+    if export in ("jax", "shardy") and source.is_jax:
         from costmodels.sharding.exports.jax_apply import outputs_of
         from costmodels.sharding.exports.jax_shardy import annotate_stablehlo
-        from costmodels.sharding.frontends.factories import step_of_factory
         from costmodels.sharding.frontends.jax.program import trace_function
-        from costmodels.sharding.frontends.users_code import users_code
 
-        with users_code(jax, option="--jax"):
-            function, arguments, donated = step_of_factory(jax)
+        with source.open_step() as (function, arguments, donated):
             program = trace_function(function, *arguments, donated=donated)
             text = None
             if export == "shardy":
-                text = annotate_stablehlo(function, program, source.plan, is_propagated=source.is_propagated)
-        source = replace(source, outputs=outputs_of(program), stablehlo=text)
-    exported = export_plan(export, source)
+                text = annotate_stablehlo(function, program, planned.plan, is_propagated=planned.is_propagated)
+        planned = replace(planned, outputs=outputs_of(program), stablehlo=text)
+    exported = export_plan(export, planned)
     if out is None:
         return exported
     write_file(out, exported.text)

@@ -155,11 +155,7 @@ def _load_factory(name: str, option: str, library: Library, folder: str | None) 
     if not (module_name and colon and factory_name):
         raise ConfigError("must be module:factory", key=option, value=name, nearest=EXAMPLE)
     # Without this check, the library's absence would look like an import error of the user's module.
-    if importlib.util.find_spec(library) is None:
-        nearest = f"pip install 'meshtune[{library}]'"
-        raise ConfigError(
-            f"needs {TITLES[library]}, which is not installed here", key=option, value=name, nearest=nearest
-        )
+    check_installed(library, option=option, value=name)
     for place in (str(Path.cwd()), folder):
         if place is not None and place not in sys.path:
             sys.path.insert(0, place)
@@ -168,6 +164,18 @@ def _load_factory(name: str, option: str, library: Library, folder: str | None) 
         raise ConfigError("is not a function", key=option, value=name, nearest=EXAMPLE)
     found: Callable[..., Any] = factory
     return found
+
+
+def check_installed(library: Library, *, option: str, value: str) -> None:
+    """Check that a library that reads programs is installed.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if importlib.util.find_spec(library) is None:
+        nearest = f"pip install 'meshtune[{library}]'"
+        rule = f"needs {TITLES[library]}, which is not installed here"
+        raise ConfigError(rule, key=option, value=value, nearest=nearest)
 
 
 def _find_factory(module_name: str, factory_name: str, name: str, option: str) -> Any:
