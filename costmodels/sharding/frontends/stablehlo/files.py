@@ -152,6 +152,13 @@ def _module_of_export(data: bytes, path: Path) -> bytes:
     """
     try:
         return bytes(jax.export.deserialize(bytearray(data)).mlir_module_serialized)
+    except ImportError as error:  # JAX reads them with flatbuffers, which it does not bring
+        raise ConfigError(
+            f"is no text, and files of jax.export need another package: {error}",
+            key=KEY,
+            value=str(path),
+            nearest="write Exported.mlir_module() or .mlir_module_serialized into a file",
+        ) from None
     except Exception:  # noqa: BLE001 # the reader of such files checks nothing, and fails in any way
         raise ConfigError(
             "is neither StableHLO text, MLIR bytecode nor a file of jax.export", key=KEY, value=str(path)

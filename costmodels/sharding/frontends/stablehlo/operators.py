@@ -74,7 +74,7 @@ class Spread:
     Operators of two operands do so by themselves in JAX, which lowers this to an operator of its own.
 
     Attributes:
-        narrow: The tensor with one element along these dims.
+        narrow: The tensor with one element along these dims, or a scalar.
         shape: Shape with all of them.
     """
 
@@ -89,7 +89,7 @@ class Spread:
     @property
     def whole(self) -> Any:
         """The repeated tensor."""
-        return lax.broadcast_in_dim(self.narrow, self.shape, range(len(self.shape)))
+        return lax.broadcast_in_dim(self.narrow, self.shape, range(len(self.narrow.shape)))
 
 
 def _narrowed(called: Called) -> Sequence[Any]:
@@ -466,12 +466,12 @@ def _broadcast_in_dim(called: Called) -> Any:
     uses = [use.owner.operation for use in called.op.results[0].uses]
     if not all(len(use.operands) == 2 and (use.name in ELEMENTWISE or use.name == "stablehlo.compare") for use in uses):
         return lax.broadcast_in_dim(operand, shape, dims)
-    inner = [size if dim in dims else 1 for dim, size in enumerate(shape)]
+    inner = [1] * len(shape)
     for dim, size in zip(dims, operand.shape, strict=True):
         inner[dim] = size
-    is_aligned = dims == list(range(len(shape)))
-    narrow = operand if is_aligned else lax.broadcast_in_dim(operand, inner, dims)
-    return narrow if tuple(inner) == shape else Spread(narrow=narrow, shape=shape)
+    if operand.shape and dims != list(range(len(shape))):
+        operand = lax.broadcast_in_dim(operand, inner, dims)
+    return operand if operand.shape == shape else Spread(narrow=operand, shape=shape)
 
 
 def _pad(called: Called) -> Any:
@@ -500,7 +500,7 @@ OPERATORS: Mapping[str, Callable[[Called], Any]] = {
     "stablehlo.cholesky": _cholesky,
     "stablehlo.compare": _compare,
     "stablehlo.concatenate": lambda called: lax.concatenate(called.operands, called.get("dimension")),
-    "stablehlo.constant": lambda called: constant_of(called.op.attributes["value"], called.results[0]),
+    "stablehlo.constant": lambda called: constant_of(called.op, called.results[0]),
     "stablehlo.convert": lambda called: lax.convert_element_type(called.operands[0], called.results[0].dtype),
     "stablehlo.convolution": _convolution,
     "stablehlo.custom_call": _custom_call,

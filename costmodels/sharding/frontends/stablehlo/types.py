@@ -47,21 +47,21 @@ def aval_of(kind: ir.Type) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(tuple(kind.shape), DTYPES[str(kind.element_type)])
 
 
-def constant_of(value: ir.Attribute, aval: jax.ShapeDtypeStruct) -> np.ndarray[Any, Any]:
+def constant_of(op: ir.Operation, aval: jax.ShapeDtypeStruct) -> np.ndarray[Any, Any]:
     """Return the array of a constant.
 
     Raises:
         TypeError: It is written in another form than as elements.
     """
     try:
-        return np.asarray(np.array(value), aval.dtype).reshape(aval.shape)
+        return np.asarray(np.array(op.attributes["value"]), aval.dtype).reshape(aval.shape)
     except (TypeError, ValueError):  # the bindings know no small floats and no complex numbers
-        return _parse_elements(str(value), aval)
+        return _parse_elements(str(op), aval)
 
 
 def _parse_elements(text: str, aval: jax.ShapeDtypeStruct) -> np.ndarray[Any, Any]:
-    """Parse `dense<...>`: elements in brackets, one for all of them, or all bytes in hexadecimal."""
-    found = re.fullmatch(r"dense<(.*)> : .*", text, re.DOTALL)
+    """Parse the `dense<...>` of a constant: elements in brackets, one for all of them, or all bytes in hexadecimal."""
+    found = re.search(r"dense<(.*)> : tensor<", text, re.DOTALL)
     if found is None:
         raise TypeError("a constant that is not written out")
     body, dtype = found[1], np.dtype(aval.dtype)

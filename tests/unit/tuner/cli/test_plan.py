@@ -196,12 +196,13 @@ WRONG = {
     "--prove soon": "--prove = 'soon'",
     "--diagnose": "--diagnose: needs --pin",
     "--judge h1000": "--judge = 'h1000': is not a known device; did you mean 'H100'?",
-    "--judge h100": "--judge = 'h100': needs --jax",
+    "--judge h100": "--judge = 'h100': needs --jax or --stablehlo; XLA compiles no other programs",
     "--jax a:b --judge h100 --export torch": "--judge = 'h100': chooses plans for XLA, not for torch",
     "": "--config: is missing; for example --config dp=4,tp=2",
     "--jax a:b": "needs a study file or --jax, not both",
     "--torch a:b": "needs a study file or --torch, not both",
-    "--torch a:b --jax a:b": "needs a study file, --jax or --torch alone",
+    "--torch a:b --jax a:b": "needs a study file, --jax, --torch or --stablehlo alone",
+    "--stablehlo a:b": "needs a study file or --stablehlo, not both",
 }
 
 
@@ -254,6 +255,30 @@ def test_jax_steps_that_can_not_be_planned(meshtune, factory, mesh, told):
     pytest.importorskip("jax", reason="plans of JAX programs need JAX: pip install 'meshtune[jax]'")
 
     assert_users_mistake(meshtune("plan", "--jax", factory, "--mesh", mesh), told)
+
+
+@pytest.mark.slow
+def test_a_module_is_planned_as_its_function_is(meshtune, tmp_path):
+    """`--stablehlo` answers like `--jax`, and reads what `--export shardy` has written from either."""
+    jax = pytest.importorskip("jax", reason="modules of StableHLO need JAX: pip install 'meshtune[jax]'")
+    from benchmarks.zoo import decode_small
+
+    function, arguments, _ = decode_small()
+    path, annotated = tmp_path / "step.mlir", tmp_path / "annotated.mlir"
+    text = jax.jit(function, donate_argnums=1, keep_unused=True).lower(*arguments).as_text(debug_info=True)
+    path.write_text(text, encoding="utf-8")
+    on_eight = ("--mesh", "data=2,model=4", "--planner", "recursive", "--whole-axes", "--json")
+    own = meshtune("plan", "--jax", "benchmarks.zoo:decode_small", *on_eight)
+    read = meshtune("plan", "--stablehlo", path, *on_eight, "--export", "jax")
+    written = meshtune("plan", "--stablehlo", path, *on_eight, "--export", "shardy", "--out", annotated)
+    again = meshtune("plan", "--stablehlo", annotated, *on_eight)
+
+    assert [done.status for done in (own, read, written, again)] == [0] * 4, read.err + again.err
+    named = {name: each for name, each in read.json["shardings"].items() if not name.startswith("constant.")}
+    assert named == {name: each for name, each in own.json["shardings"].items() if not name.startswith("constant.")}
+    assert read.json["step_time_s"] == pytest.approx(own.json["step_time_s"], rel=0.02)
+    assert "params.embedding" in read.json["export"]["arguments"]
+    assert len(again.json["shardings"]) >= len(named)
 
 
 @pytest.mark.slow
