@@ -54,9 +54,13 @@ def constant_of(op: ir.Operation, aval: jax.ShapeDtypeStruct) -> np.ndarray[Any,
         TypeError: It is written in another form than as elements.
     """
     try:
-        return np.asarray(np.array(op.attributes["value"]), aval.dtype).reshape(aval.shape)
-    except (TypeError, ValueError):  # the bindings know no small floats and no complex numbers
+        value = op.attributes["value"]
+    except TypeError:  # the bindings know no complex numbers; text of an operator takes long
         return _parse_elements(str(op), aval)
+    try:
+        return np.asarray(np.array(value), aval.dtype).reshape(aval.shape)
+    except (TypeError, ValueError):  # they have no elements of small floats
+        return _parse_elements(str(value), aval)
 
 
 def _parse_elements(text: str, aval: jax.ShapeDtypeStruct) -> np.ndarray[Any, Any]:
