@@ -31,6 +31,8 @@ from hardware.io.errors import ConfigError
 from trials.backend import TrialAbility
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.stored_subject import as_first_stored, restore_subject
+from tuner.planners.sharding.hand_made import layer_axes
+from tuner.planners.sharding.pins import taken_ways
 from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
 from tuner.plans.layer_planning import AUTO_SHAPES, LayerPlanning, shape_text
 from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, sharing_key, summary_of
@@ -115,6 +117,8 @@ def prepare(
     known = None if study is None else _plans_of(request, study)
     leaders_first = leaders_first and runs and _may_plan_beside_trials(request)
     try:
+        if chosen is None:
+            _check_ways(problem)
         problem = plan_problem(
             problem,
             grid_to_plan(problem, chosen),
@@ -126,6 +130,32 @@ def prepare(
     except ConfigError as error:
         raise error.in_file(request.file) from None
     return Prepared(request=request, problem=problem, is_left_to_plan=leaders_first and _num_left(problem) > 0)
+
+
+def _check_ways(problem: Problem) -> None:
+    """Check that the ways of every hard pin divide the devices that some candidate has along its axis.
+
+    Raises:
+        ConfigError: A pin's ways divide those of no candidate that has the axis.
+    """
+    if not any(pin.ways for pin in problem.planning.pins):
+        return
+    tasks = layer_tasks(problem.setting.job, problem.cluster, problem.space().grid, problem.planning)
+    meshes = [layer_axes(task.config) or {} for task in tasks]
+    for number, pin in enumerate(problem.planning.pins):
+        along = {
+            math.prod(sizes.values()) if pin.axis is None else sizes[pin.axis]
+            for sizes in meshes
+            if pin.axis is None or pin.axis in sizes
+        }
+        if along and all(taken_ways(pin, devices) is None for devices in along):
+            where = "of its layers" if pin.axis is None else f"along {pin.axis}"
+            raise ConfigError(
+                f"divides the devices {where} of no candidate, which are {', '.join(map(str, sorted(along)))}",
+                key=f"planner.pins[{number}].ways",
+                value=pin.ways,
+                nearest="weight_s makes a soft pin, which takes the nearest number that does",
+            )
 
 
 def plan_rest(prepared: Prepared, on_planned: OnPlanned, on_note: OnNote) -> Prepared:

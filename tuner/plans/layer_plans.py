@@ -5,8 +5,9 @@ two layers (or the fewest that include every kind), with the median number of mi
 compared with the plan written by hand on the same graph and mesh. On each device it holds no more of a parameter, a
 moment or a gradient and needs no more memory than that plan, so that the memory model's predictions stay valid.
 
-A pin applies to the shapes whose mesh has its axis. If it names a number of parts, the number of devices there must
-also be a multiple of it. The other shapes are planned without the pin. A pin may cost memory, but not for weights: in
+A pin applies to the shapes whose mesh has its axis. If a hard pin names a number of parts, the number of devices there
+must also be a multiple of it; a soft pin takes the nearest number that divides them. The other shapes are planned
+without the pin. A pin may cost memory, but not for weights: in
 that case the plan by hand is kept, and the summary says that the pin does not hold.
 """
 
@@ -39,7 +40,7 @@ from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.axis_descent import descend
 from tuner.planners.sharding.hand_made import hand_made, layer_axes
 from tuner.planners.sharding.manumatic import PinnedSearch
-from tuner.planners.sharding.pins import Pin, Pinned, match_pin, resolve_pins
+from tuner.planners.sharding.pins import Pin, Pinned, devices_of, match_pin, resolve_pins, taken_ways
 from tuner.planners.sharding.recursive import whole
 from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, together
 from tuner.planners.toast.search import ToastOptions, toast_plan
@@ -78,7 +79,8 @@ class PlannedLayer:
         found: Plan that is used; it may equal the plan by hand.
         cost: Cost of the plan that is used.
         change: Change of the cost model's layers; None if the plan equals the plan by hand.
-        pins: Pins that the shape's degrees allow, with the numbers of matching and of satisfying operators.
+        pins: Pins that the shape's degrees allow, with the numbers of matching and of satisfying operators, and the
+            number of parts that each asks for.
     """
 
     by_hand: Plan
@@ -86,7 +88,7 @@ class PlannedLayer:
     found: Plan
     cost: PlanCost
     change: LayerChange | None
-    pins: tuple[tuple[Pin, int, int], ...]
+    pins: tuple[tuple[Pin, int, int, int], ...]
 
 
 def layer_tasks(job: TrainingJob, cluster: Cluster, grid: ConfigGrid, planning: LayerPlanning) -> list[LayerTask]:
@@ -294,13 +296,12 @@ def _pins_of(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh) -> tuple[Pin, 
     """
     for number, pin in enumerate(pins):
         match_pin(number, pin, graph)
-    sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
-
-    # A pin without an axis may use the whole mesh; a pin on an absent axis has one device and becomes void.
-    def devices(pin: Pin) -> int:
-        return mesh.num_devices if pin.axis is None else sizes.get(pin.axis, 1)
-
-    return tuple(pin if devices(pin) > 1 and devices(pin) % (pin.ways or 1) == 0 else _void(pin) for pin in pins)
+    # A pin on an absent axis has one device there, and becomes void.
+    devices = [devices_of(pin, mesh) for pin in pins]
+    return tuple(
+        pin if along > 1 and taken_ways(pin, along) is not None else _void(pin)
+        for pin, along in zip(pins, devices, strict=True)
+    )
 
 
 def _with_pins(plan: Plan, pins: Pinned) -> Plan:
@@ -324,12 +325,12 @@ def _void(pin: Pin) -> Pin:
     return replace(pin, axis=None, ways=1, weight_s=0.0)
 
 
-def _count_held(plan: Plan, pins: Sequence[Pin]) -> tuple[tuple[Pin, int, int], ...]:
-    """Count for each effective pin the matching operators and those at which the plan satisfies it."""
+def _count_held(plan: Plan, pins: Sequence[Pin]) -> tuple[tuple[Pin, int, int, int], ...]:
+    """Count for each effective pin the matching operators and those at which the plan satisfies it, with its ways."""
     found = resolve_pins(pins, plan.graph, plan.mesh, whole(plan.mesh)[1])
     rows = plan.served.tolist()
     return tuple(
-        (pin, len(ops), sum(found.split(number, op, rows[op]) % ways == 0 for op in ops))
+        (pin, len(ops), sum(found.split(number, op, rows[op]) % ways == 0 for op in ops), ways)
         for number, (pin, ops, ways) in enumerate(zip(found.pins, found.factors, found.ways, strict=True))
         if pin != _void(pin)
     )
@@ -386,7 +387,15 @@ def summary_of(task: LayerTask, planned: PlannedLayer) -> dict[str, Any]:
         "by_hand_peak_memory_bytes": planned.by_hand_cost.peak_memory_bytes,
         "collectives": collectives_by_kind(plan, cost),
         "differs": _differences(planned),
-        "pins": [{"pin": pin.in_words, "ops": num_ops, "held": num_held} for pin, num_ops, num_held in planned.pins],
+        "pins": [
+            {
+                "pin": pin.in_words,
+                "ops": num_ops,
+                "held": num_held,
+                **({} if pin.ways in (None, ways) else {"taken_ways": ways}),
+            }
+            for pin, num_ops, num_held, ways in planned.pins
+        ],
     }
 
 
@@ -409,8 +418,14 @@ def plan_lines(summary: Mapping[str, Any] | None) -> list[str]:
     more_bytes = summary["peak_memory_bytes"] - summary["by_hand_peak_memory_bytes"]
     if more_bytes > ROUNDING * summary["by_hand_peak_memory_bytes"]:
         lines.append(f"  {more_bytes / GIB:.2g} GiB more than by hand; memory predictions do not include this")
-    lines += [f"  pin {each['pin']}: holds at {each['held']} of {each['ops']} operators" for each in summary["pins"]]
+    lines += [f"  pin {pin_in_words(each)}" for each in summary["pins"]]
     return lines
+
+
+def pin_in_words(pin: Mapping[str, Any]) -> str:
+    """Return what a summary says of a pin."""
+    taken = f"taken as {pin['taken_ways']} ways, the nearest that divides the devices; " if "taken_ways" in pin else ""
+    return f"{pin['pin']}: {taken}holds at {pin['held']} of {pin['ops']} operators"
 
 
 def predicted_lines(summary: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ from tuner.planners.doubts import sampled_in_words
 from tuner.planners.judged import Verdict
 from tuner.planners.planning import Planned
 from tuner.planners.sharding.manumatic import Perturbed, PinReport
+from tuner.planners.sharding.pins import Pin
 from tuner.planners.toast.search import Step
 
 
@@ -140,6 +141,7 @@ def _pin_json(report: PinReport) -> dict[str, Any]:
     return {
         "pin": report.pin.in_words,
         "is_hard": report.pin.is_hard,
+        "ways": report.ways,
         "ops": report.num_ops,
         "held": report.num_held,
         "over_provisioned": report.num_over_provisioned,
@@ -247,7 +249,12 @@ def _pin_line(report: PinReport) -> str:
         saved = f"; without it a step takes {_more_or_less(report.saved_s)}"
     if report.saved_s == math.inf:
         saved = "; without it no plan that fits was found"
-    return f"  pin {report.pin.in_words}: {held}{more}{saved}"
+    return f"  pin {report.pin.in_words}: {taken_in_words(report.pin, report.ways)}{held}{more}{saved}"
+
+
+def taken_in_words(pin: Pin, ways: int) -> str:
+    """Return the beginning of what is said of a soft pin whose ways do not divide the devices; empty for others."""
+    return "" if pin.ways in (None, ways) else f"taken as {ways} ways, the nearest that divides the devices; "
 
 
 def _more_or_less(seconds: float) -> str:

@@ -33,6 +33,7 @@ class PinReport:
 
     Attributes:
         pin: Pin as the user wrote it.
+        ways: Number of parts that it asks for on this mesh; of a soft pin the nearest that divides the devices.
         num_ops: Number of operators that the pin matches.
         num_held: Number of matched operators that are cut into a multiple of the pin's ways.
         num_over_provisioned: Number of matched operators that are cut into more parts than the pin asks for.
@@ -42,6 +43,7 @@ class PinReport:
     """
 
     pin: Pin
+    ways: int
     num_ops: int
     num_held: int
     num_over_provisioned: int
@@ -236,6 +238,7 @@ def report_of(pins: Pinned, plan: Plan, number: int) -> PinReport:
     splits = [pins.split(number, op, rows[op]) for op in pins.factors[number]]
     return PinReport(
         pin=pins.pins[number],
+        ways=target,
         num_ops=len(splits),
         num_held=sum(split % target == 0 for split in splits),
         num_over_provisioned=sum(split % target == 0 and split > target for split in splits),

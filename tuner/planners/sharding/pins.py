@@ -10,6 +10,9 @@ A soft pin adds weight * D(split, target) to the cost of an operator, with D = s
 zero where the target is met, and the logarithm of what is missing elsewhere. The paper prints the two arguments of D
 the other way round, which would be zero for a pin that is ignored. A pin without a weight is hard. The paper marks it
 by a weight of zero instead, and its text calls both kinds hard.
+
+Ways that do not divide the devices are refused for a hard pin. A soft pin then takes the nearest number that does, of
+two the larger: where the ways don't divide 2^T, the paper takes the nearest power of two, or its penalty.
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ class Pinned:
     Attributes:
         pins: Pins as the user gave them.
         factors: Factor of each operator that a pin matches, for each pin.
-        ways: Number of parts that each pin asks for.
+        ways: Number of parts that each pin asks for, which divides the devices; see `taken_ways`.
         served: Factor that a hard pin makes an operator take at a level, by operator and level.
         graph: Graph of the training step.
         levels: Levels of the refined mesh.
@@ -294,18 +297,38 @@ def _ways(number: int, pin: Pin, mesh: DeviceMesh) -> int:
         )
     if pin.ways is None and pin.axis is None:
         raise ConfigError("names neither an axis nor ways", key=key, value=pin.in_words, nearest="ways: 2")
-    # Ways must divide the devices, since levels only cut into equal parts.
-    along = mesh.num_devices if pin.axis is None else mesh.sizes[mesh.names.index(pin.axis)]
-    ways = along if pin.ways is None else pin.ways
-    if along % ways:
-        divisors = [divisor for divisor in range(1, along + 1) if along % divisor == 0]
+    along = devices_of(pin, mesh)
+    ways = taken_ways(pin, along)
+    if ways is None:
         raise ConfigError(
             f"does not divide the {along} devices {'of the mesh' if pin.axis is None else f'along {pin.axis}'}",
             key=f"{key}.ways",
-            value=ways,
-            nearest=f"valid: {', '.join(map(str, divisors))}",
+            value=pin.ways,
+            nearest=f"valid: {', '.join(map(str, _divisors(along)))}, or weight_s for a soft pin",
         )
     return ways
+
+
+def devices_of(pin: Pin, mesh: DeviceMesh) -> int:
+    """Return the number of devices along a pin's axis: of the whole mesh for a pin without one, 1 for an absent one."""
+    return mesh.num_devices if pin.axis is None else dict(zip(mesh.names, mesh.sizes, strict=True)).get(pin.axis, 1)
+
+
+def taken_ways(pin: Pin, devices: int) -> int | None:
+    """Return the number of parts that a pin asks for on so many devices, because levels only cut into equal parts.
+
+    If the pin's ways don't divide the devices, these are the nearest ones for a soft pin, and None for a hard one.
+    """
+    if pin.ways is None or devices % pin.ways == 0:
+        return pin.ways or devices
+    if pin.is_hard:
+        return None
+    wanted = pin.ways
+    return min(_divisors(devices), key=lambda ways: (abs(math.log(ways / wanted)), -ways))
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 from costmodels.job.parallel_config import HAND
 from trials.backend import TrialAbility
 from tuner.plans.layer_planning import shape_text
-from tuner.plans.layer_plans import differences_in_words
+from tuner.plans.layer_plans import differences_in_words, pin_in_words
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, concatenate, empty_section, section, table, tag
 from tuner.report.words import in_short, percent, seconds
@@ -88,5 +88,5 @@ def _differences(plan: Mapping[str, Any]) -> Html | None:
 def _pins(plan: Mapping[str, Any]) -> Html | None:
     if not plan["pins"]:
         return None
-    lines = (f"{each['pin']}: holds at {each['held']} of {each['ops']} operators" for each in plan["pins"])
+    lines = map(pin_in_words, plan["pins"])
     return concatenate(tag("h3", "Pins"), tag("ul", *(tag("li", line) for line in lines)))

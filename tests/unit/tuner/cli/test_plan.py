@@ -188,7 +188,9 @@ WRONG = {
         "--pin[1] = '*.up gates 8 ways': together with --pin[0] (*.dense_mlp.up gates 2 ways) cuts gates of "
         "layers.0.dense_mlp.up, which is 2, into 8 parts, which do not divide it; at most 2 ways"
     ),
-    "--pin op=*.up,dim=ffn,ways=3": "--pin[0].ways = 3: does not divide the 8 devices of the mesh; valid: 1, 2, 4, 8",
+    "--pin op=*.up,dim=ffn,ways=3": (
+        "--pin[0].ways = 3: does not divide the 8 devices of the mesh; valid: 1, 2, 4, 8, or weight_s for a soft pin"
+    ),
     "--pin op=*.up,dim=ffn,axis=cp": "'cp': is no axis of the mesh dp=4,tp=2; did you mean 'tp'? (valid: dp, tp)",
     "--memory-gib lots": "--memory-gib = 'lots': must be a number above 0, or device",
     "--memory-gib 5 --planner recursive": "--memory-gib: needs another planner",
@@ -212,6 +214,15 @@ def test_what_can_not_be_planned(meshtune, simulated, arguments):
     config = () if not arguments or "a:b" in arguments else ("--config", "dp=4,tp=2")
 
     assert_users_mistake(meshtune("plan", simulated, *config, *arguments.split()), WRONG[arguments])
+
+
+def test_a_wish_is_taken_as_near_as_the_devices_allow(meshtune, simulated):
+    """Ways of a soft pin that do not divide the devices become the nearest that do, and both outputs say so."""
+    arguments = ("plan", simulated, "--config", "dp=4,tp=2", "--pin", "op=*.up,dim=ffn,ways=3,weight_s=1")
+    told, shown = meshtune(*arguments, "--json"), meshtune(*arguments)
+
+    assert told.json["pins"][0]["ways"] == 4
+    assert "pin *.up ffn 3 ways: taken as 4 ways, the nearest that divides the devices; holds" in shown.out
 
 
 @pytest.mark.slow

@@ -186,6 +186,9 @@ WRONG = {
     "name: megatron, pins: [{op: x, dim: y, axis: tp}]": "planner.pins | megatron, which is the plan by hand | descent",
     f"name: descent, pins: [{{{UP}, axis: model}}]": "planner.pins | axis = 'model' | tp",
     f"name: descent, pins: [{{{UP}}}]": "planner.pins[0] | names neither an axis nor ways",
+    f"name: descent, pins: [{{{UP}, axis: tp, ways: 3}}]": (
+        "planner.pins[0].ways = 3 | divides the devices along tp of no candidate, which are 2 | weight_s"
+    ),
     "name: descent, pins: [{op: '*.mlp_up', dim: ffn, axis: tp}]": (
         "planner.pins[0].op = '*.mlp_up' | matches no operator | layers.*.dense_mlp.up"
     ),

@@ -146,7 +146,7 @@ def test_pins_hold_and_are_reported(planner):
     }
 
     assert rows == {f"layers.{layer}.dense_mlp.norm": "sequence" for layer in range(2)}
-    assert planned.pins == ((pin, 2, 2),)
+    assert planned.pins == ((pin, 2, 2, 2),)
     summary = summary_of(task_of(*SHAPES["cp"], planner, (pin,)), planned)
     assert summary["pins"] == [{"pin": pin.in_words, "ops": 2, "held": 2}]
     assert "  pin *.dense_mlp.*norm sequence on cp: holds at 2 of 2 operators" in plan_lines(summary)
@@ -157,7 +157,7 @@ def test_a_pin_that_costs_time_is_kept_and_counted():
     planned = found_for("tp", "descent", (UP_BY_HIDDEN,))
 
     assert kept_bytes(planned.found) == kept_bytes(planned.by_hand)
-    assert planned.pins == ((UP_BY_HIDDEN, 2, 2),)
+    assert planned.pins == ((UP_BY_HIDDEN, 2, 2, 2),)
     assert planned.cost.step_time_s > planned.by_hand_cost.step_time_s
     assert planned.change is not None
     lines = plan_lines(summary_of(task_of(*SHAPES["tp"], "descent", (UP_BY_HIDDEN,)), planned))
@@ -171,7 +171,7 @@ def test_a_pin_that_keeps_more_of_a_weight_does_not_hold():
     planned = found_for("tp", "descent", (whole,))
 
     assert planned.change is None
-    assert planned.pins == ((whole, 2, 0),)
+    assert planned.pins == ((whole, 2, 0, 2),)
 
 
 def test_a_pin_is_for_the_shapes_that_have_its_devices():
@@ -223,3 +223,16 @@ def test_shapes_that_share_tables_are_planned_as_alone():
         assert one.found.mesh.names == other.found.mesh.names
         assert one.cost.step_time_s == other.cost.step_time_s
         assert one.change == other.change
+
+
+def test_a_wish_takes_the_nearest_ways_of_each_shape():
+    """A soft pin whose ways do not divide a shape's devices asks for the nearest number that does, and says so."""
+    wish = Pin(op="*.dense_mlp.up", dim="ffn", ways=3, weight_s=1.0)
+    planned = found_for("tp", "descent", (wish,))
+    summary = summary_of(task_of(*SHAPES["tp"], "descent", (wish,)), planned)
+
+    ((_, num_ops, num_held, ways),) = planned.pins
+    assert (num_ops, num_held, ways) == (2, 2, 2)
+    assert summary["pins"] == [{"pin": wish.in_words, "ops": 2, "held": 2, "taken_ways": 2}]
+    told = "taken as 2 ways, the nearest that divides the devices; holds at 2 of 2 operators"
+    assert f"  pin {wish.in_words}: {told}" in plan_lines(summary)

@@ -183,3 +183,20 @@ def test_what_does_not_divide_is_told():
         resolve_pins([Pin(op="0.up", dim="hidden", ways=4)], odd, MESH, LEVELS)
     with pytest.raises(ConfigError, match=r"no level can cut hidden of 0\.up, which is 1026, into a multiple of 2"):
         resolve_pins([Pin(op="0.up", dim="hidden", ways=2)], odd, alone, whole(alone)[1])
+
+
+@pytest.mark.parametrize(("ways", "taken"), [(3, 4), (5, 4), (6, 8), (7, 8), (100, 8), (1, 1), (4, 4)])
+def test_ways_of_a_wish_that_do_not_divide_are_taken_as_the_nearest(ways, taken):
+    """A soft pin takes the nearest number of parts that divides the eight devices, and the plan then holds it."""
+    (report,) = planned(Pin(op="*.up", dim="ffn", ways=ways, weight_s=1.0)).reports
+
+    assert (report.ways, report.is_held, report.missing) == (taken, True, 0)
+
+
+def test_ways_of_a_wish_along_an_axis():
+    """Along one axis its own devices count; a hard pin of the same ways is refused, with the way out."""
+    wish = Pin(op="*.up", dim="ffn", axis="data", ways=3, weight_s=1.0)
+
+    assert resolve_pins([wish], GRAPH, MESH, LEVELS).ways == (4,)
+    with pytest.raises(ConfigError, match="does not divide the 4 devices along data; valid: 1, 2, 4, or weight_s"):
+        resolve_pins([replace(wish, weight_s=None)], GRAPH, MESH, LEVELS)
