@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from costmodels.sharding.block_figures import is_synced, runs_once
-from costmodels.sharding.graph import CONSTANT, TensorKind
-from costmodels.sharding.layouts import local_share, moves
+from costmodels.sharding.block_figures import is_synced, kept_bytes, runs_once
+from costmodels.sharding.graph import TensorKind
+from costmodels.sharding.layouts import local_share
 from costmodels.sharding.plan import Plan, PlanCost
 
 
@@ -125,8 +125,9 @@ def _add_times(plan: Plan, cost: PlanCost, parts: list[str], found: dict[str, di
 
 def _add_memory(plan: Plan, parts: list[str], found: dict[str, dict[str, float]]) -> None:
     """Add the memory of every tensor to the part of the model that writes it."""
-    graph, sizes, turn = plan.graph, plan.mesh.sizes, plan.graph.first_backward
-    assert turn is not None, f"{graph.name!r} must mark the start of its backward pass"
+    graph, sizes = plan.graph, plan.mesh.sizes
+    for number, kept in enumerate(kept_bytes(plan).tolist()):
+        found[parts[number]]["kept_bytes"] += kept
     for tensor, array in enumerate(graph.tensors):
         maker, slot = graph.maker[tensor]
         own = found[parts[maker]]
@@ -138,19 +139,6 @@ def _add_memory(plan: Plan, parts: list[str], found: dict[str, dict[str, float]]
             # Gradients of parameters; those of activations are short-lived and have another kind.
             own["gradient_bytes"] += held_bytes
             own["partial_gradient_bytes"] += array.num_bytes * local_share(plan.written(maker, slot), sizes)
-        elif maker < turn and graph.ops[maker].primitive != CONSTANT:
-            # Kept for the backward pass in its own layout, if an operator there reads it so.
-            if any(
-                use.op >= turn and plan.wanted(use.op, use.operand) == plan.layout(tensor) for use in graph.uses[tensor]
-            ):
-                own["kept_bytes"] += held_bytes
-            for copy in plan.copies(tensor):
-                # A slice is taken anew from the whole tensor, which is what stays in memory; any other copy is itself
-                # kept.
-                if copy.readers[-1] >= turn:
-                    is_slice = not moves(plan.layout(tensor), copy.layout, array.num_bytes, sizes)
-                    layout = plan.layout(tensor) if is_slice else copy.layout
-                    own["kept_bytes"] += array.num_bytes * local_share(layout, sizes)
 
 
 def _entry_bytes(plan: Plan, layer: int) -> float:

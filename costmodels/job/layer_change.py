@@ -7,6 +7,9 @@ So a plan equal to Megatron's changes nothing, and the runtime hides the same sh
 Further communication of a plan is added and hidden by nothing: a runtime that sends keys beside attention need not be
 able to send anything else there.
 
+Memory changes in what layers keep of a micro-batch for its backward pass, again as a ratio. What a plan holds of
+weights, moments and gradients is never more than what Megatron's plan holds, and counts like that.
+
 Letters: B blocks, in the order of `LayerChange.blocks`.
 """
 
@@ -42,6 +45,9 @@ class LayerChange:
             micro-batch].
         once_s: Time of the collectives of weights and gradients once a step, minus that of Megatron's plan, at the
             links' full speed [B] [s].
+        kept: Activations that a micro-batch keeps over those of Megatron's plan [B]; empty in changes that were stored
+            before these were known.
+        entry: Input of a layer, which full recomputation keeps, over that of Megatron's plan.
         blocks: Names of the blocks [B], those of the model's own kinds last; `ModelSpec.planned_names`.
     """
 
@@ -57,6 +63,8 @@ class LayerChange:
     exposed: tuple[ByBlock, ...]
     added_s: tuple[tuple[ByBlock, ...], ...]
     once_s: ByBlock
+    kept: ByBlock = ()
+    entry: float = 1.0
     blocks: tuple[str, ...] = PLANNED_BLOCKS
 
     @property

@@ -15,7 +15,8 @@ import numpy as np
 
 from costmodels.blocks.operator import OpKind
 from costmodels.job.layer_change import PLANNED_BLOCKS
-from costmodels.sharding.graph import STATE, Graph, TensorKind
+from costmodels.sharding.graph import CONSTANT, STATE, Graph, TensorKind
+from costmodels.sharding.layouts import local_share, moves
 from costmodels.sharding.plan import Plan, PlanCost, PlannedCollective
 from costmodels.step.breakdown import EXPOSED_PARTS
 from hardware.arrays import FloatArray
@@ -34,12 +35,16 @@ class BlockFigures:
         compute_s: Compute time of the forward and the backward pass [2, B] [s].
         exposed_s: Communication time by pass and EXPOSED_PARTS [2, 4, B] [s].
         once_s: Time of weight and gradient collectives, once a step [B] [s].
+        kept_bytes: Activations that are kept for the backward pass [B] [bytes].
+        entry_bytes: Input of a layer between two others, or of the last one [bytes].
     """
 
     blocks: tuple[str, ...]
     compute_s: FloatArray
     exposed_s: FloatArray
     once_s: FloatArray
+    kept_bytes: FloatArray
+    entry_bytes: float
 
 
 def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
@@ -71,8 +76,66 @@ def block_figures(plan: Plan, cost: PlanCost) -> BlockFigures:
     # equal layers are sharded alike, so that the mean is the figure of each
     layers = _times_of_blocks(graph, known)
     return BlockFigures(
-        blocks=known, compute_s=compute_s / layers, exposed_s=exposed_s / layers, once_s=once_s / layers
+        blocks=known,
+        compute_s=compute_s / layers,
+        exposed_s=exposed_s / layers,
+        once_s=once_s / layers,
+        kept_bytes=np.bincount(blocks, weights=kept_bytes(plan), minlength=len(known)) / layers,
+        entry_bytes=_entry_bytes(plan),
     )
+
+
+def kept_bytes(plan: Plan) -> FloatArray:
+    """Return the activations of each forward operator that are kept for the backward pass [o] [bytes].
+
+    A tensor is kept in its own layout if the backward pass reads it so, and in each other layout in which it reads it,
+    except one that is a part of its own: a device takes its part anew.
+    """
+    graph, sizes, turn = plan.graph, plan.mesh.sizes, plan.graph.first_backward
+    assert turn is not None, f"{graph.name!r} must mark the start of its backward pass"
+    found = np.zeros(len(graph.ops))
+    for tensor, array in enumerate(graph.tensors):
+        maker, own = graph.maker[tensor][0], plan.layout(tensor)
+        op = graph.ops[maker]
+        if op.begins or maker >= turn or op.primitive == CONSTANT or array.kind is TensorKind.GRADIENT:
+            continue
+        if any(use.op >= turn and plan.wanted(use.op, use.operand) == own for use in graph.uses[tensor]):
+            found[maker] += array.num_bytes * local_share(own, sizes)
+        for copy in plan.copies(tensor):
+            if copy.readers[-1] >= turn:
+                is_slice = not moves(own, copy.layout, array.num_bytes, sizes)
+                found[maker] += array.num_bytes * local_share(own if is_slice else copy.layout, sizes)
+    return found
+
+
+def _entry_bytes(plan: Plan) -> float:
+    """Return the local size of the largest activation that the last layer reads from before it [bytes]."""
+    graph, sizes = plan.graph, plan.mesh.sizes
+    turn = graph.first_backward or len(graph.ops)
+    layers = [_layer_of(op.name) for op in graph.ops]
+    last = max((layer for layer in layers if layer is not None), default=None)
+    return max(
+        (
+            graph.tensors[tensor].num_bytes * local_share(plan.layout(tensor), sizes)
+            for number, op in enumerate(graph.ops[:turn])
+            if layers[number] == last and not op.begins
+            for tensor in op.operands
+            if _is_activation(graph, tensor) and layers[graph.maker[tensor][0]] != last
+        ),
+        default=0.0,
+    )
+
+
+def _layer_of(name: str) -> int | None:
+    """Return the number of the layer that an operator belongs to; None outside of layers."""
+    place, *inside = name.split(".")
+    return int(inside[0]) if place == "layers" else None
+
+
+def _is_activation(graph: Graph, tensor: int) -> bool:
+    """Return whether a tensor is computed from data in each micro-batch."""
+    op = graph.ops[graph.maker[tensor][0]]
+    return not op.begins and op.primitive != CONSTANT and graph.tensors[tensor].kind is TensorKind.ACTIVATION
 
 
 def runs_once(graph: Graph, number: int) -> bool:

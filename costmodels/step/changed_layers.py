@@ -40,6 +40,19 @@ def added_s(change: LayerChange, block: str, phase: Phase) -> dict[str, float]:
     return dict(zip(EXPOSED_PARTS, of_phase[:, 0].tolist(), strict=True))
 
 
+def kept_ratios(
+    changes: Sequence[LayerChange], shapes: ConfigGrid, names: Sequence[str]
+) -> tuple[FloatArray, FloatArray]:
+    """Return the activations that blocks keep relative to Megatron's plan [B, u], and the input of a layer [u]."""
+    blocks, entry = np.ones((len(names), len(shapes))), np.ones(len(shapes))
+    known = {change.key: change for change in changes if change.kept}
+    for row, key in enumerate(change_keys(shapes) if known else ()):
+        if key in known:
+            blocks[:, row] = of_blocks(known[key], known[key].kept, names, other=1.0)
+            entry[row] = known[key].entry
+    return blocks, entry
+
+
 def shape_keys(grid: ConfigGrid) -> list[tuple[int, ...]]:
     """Return the shape of the layers of every row [n]: the values of SHAPE."""
     return _rows(grid, SHAPE)

@@ -357,6 +357,8 @@ def _change_of(task: LayerTask, plan: Plan, cost: PlanCost, by_hand: Plan, by_ha
         exposed=freeze(np.minimum(ratios(own_s, other_s), 1.0).tolist()),
         added_s=freeze((more * own.exposed_s).tolist()),
         once_s=tuple((own.once_s - other.once_s).tolist()),
+        kept=freeze(ratios(own.kept_bytes, other.kept_bytes).tolist()),
+        entry=own.entry_bytes / other.entry_bytes if other.entry_bytes else 1.0,
         blocks=own.blocks,
     )
 

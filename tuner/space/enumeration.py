@@ -411,7 +411,7 @@ def with_planned_layers(setting: Setting, grid: ConfigGrid) -> ConfigGrid:
     The plans are those of the runtime's changes of layers. The grid has the plans by hand.
     """
     changes = setting.runtime.layer_changes
-    if "plan" not in grid.opened or not changes:
+    if "plan" not in grid.opened or not changes or not len(grid):
         return grid
     at: dict[tuple[int, ...], list[int]] = {}
     for position, shape in enumerate(shape_keys(grid)):
@@ -517,12 +517,14 @@ def build_space(
         grid, removed = enumerate_space(setting, options)
         warnings += _unused_values(setting, options, grid)
         on_all = replace(options, uneven=tuple(part for part in options.uneven if part != IDLE_HOSTS))
+        # Stages and recomputation are chosen for layers as they are sharded, by what these take and keep.
+        grid = with_planned_layers(setting, grid)
         if on_all.uneven and len(grid):
             grid = with_plans(setting, on_all, grid)
         if IDLE_HOSTS in options.uneven:
-            grid = with_fewer_hosts(setting, on_all, grid)
-        if len(grid):
-            grid = with_planned_layers(setting, grid)
+            fewer = with_fewer_hosts(setting, on_all, grid)
+            fewer = with_planned_layers(setting, fewer.take(np.arange(len(grid), len(fewer))))
+            grid = concatenate([grid, fewer])
         memory = estimate_memory(setting, grid)
         if options.gainful_layers:
             found = gainful_layers(setting, grid, memory, memory_headroom=options.memory_headroom)

@@ -31,6 +31,7 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.operators.layer_operators import block_context, local_tokens, residual_tokens, unique_shapes
 from costmodels.optimizers.contract import Widths
 from costmodels.optimizers.registry import OPTIMIZERS
+from costmodels.step.changed_layers import kept_ratios
 from costmodels.step.error_models import MemoryErrorModel
 from costmodels.step.pipeline.schedules import stage_in_flight
 from costmodels.step.placement import (
@@ -166,6 +167,11 @@ def layer_activations(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigG
     model = job.model
     tally = Tally(block_context(job, runtime, shapes), model.hidden_size)
     blocks = [block.memory(tally) for block in model.blocks]
+    of_blocks, of_entry = kept_ratios(runtime.layer_changes, shapes, model.planned_names)
+    blocks = [
+        replace(block, kept=block.kept * ratio, dropped=block.dropped * ratio)
+        for block, ratio in zip(blocks, of_blocks, strict=True)
+    ]
     full = shapes.recompute == RECOMPUTE_MODES.index("full")
     selective = shapes.recompute == RECOMPUTE_MODES.index("selective")
     unit, none = job.recompute_unit, np.zeros(len(shapes))
@@ -180,7 +186,7 @@ def layer_activations(job: TrainingJob, runtime: RuntimeProfile, shapes: ConfigG
             kept[at], gradient[at] = whole, reduce(np.maximum, [block.gradient for block in own])
             continue
         dropped = np.where(selective, reduce(np.add, [block.dropped for block in own]), 0.0)
-        kept[at] = np.where(full, tally.hidden / unit, whole - dropped)
+        kept[at] = np.where(full, of_entry * tally.hidden / unit, whole - dropped)
         working[at] = np.where(full, unit * whole, dropped)
         gradient[at] = reduce(np.maximum, [block.gradient for block in own])
     gathered = np.where(full, 0.0, tally.gathered) * runtime.gathers_inputs_again
