@@ -27,6 +27,7 @@ CASES = (
     "experts by hand, dp=8, ep=2",
     "gpt by hand, dp=2, tp=4, mbs=1",
     "gpt pinned, dp=2, tp=4, mbs=1",
+    "experts pinned to tp, dp=2, tp=4, mbs=2",
     "llama by hand, dp=2, cp=2, tp=2, bf16",
     "experts by hand, dp=2, cp=2, tp=2, ep=2, mbs=2",
     "experts by hand, dp=2, cp=2, tp=2, ep=2, mbs=2, bf16",

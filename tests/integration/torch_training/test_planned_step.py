@@ -1,6 +1,7 @@
 """What planned steps compute and send on real ranks, and trials that run them."""
 
 import functools
+import math
 from dataclasses import replace
 
 import pytest
@@ -25,10 +26,15 @@ from trials.rank_backend import OpenBackend
 from trials.torch_training.framework import TORCH
 from trials.torch_training.planned.traffic import planned_traffic, recorded_traffic, traffic_mismatches
 from trials.training.planned import PlannedBackend
+from tuner.planners.sharding.pins import Pin
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 
 DESCENT = LayerPlanning(name="descent")
+EXPERTS_OVER_TP, EXPERTS_OVER_BOTH = (
+    LayerPlanning(name=name, pins=tuple(Pin(op=f"*.moe_mlp.{op}", dim="experts", **ways) for op in ("up", "down")))
+    for name, ways in (("descent", {"axis": "tp"}), ("recursive", {"ways": 4}))
+)
 EXPERTS = wide(MIXTRAL).changed(expert_ffn_size=512)
 CASES = {
     "gpt by hand, dp=4": (GPT, lambda: of_study(GPT, 4, dp=4)),
@@ -46,6 +52,11 @@ CASES = {
     "wide llama by descent": (wide(LLAMA), lambda: of_planner(wide(LLAMA), "descent", (2, 2))),
     "wide gpt by TOAST": (wide(GPT), lambda: of_planner(wide(GPT), "toast", (2, 2))),
     "wide mixtral by descent, experts over both axes": (EXPERTS, lambda: of_planner(EXPERTS, "descent", (2, 2))),
+    "mixtral pinned, experts over tp, dp=2, tp=4": (MIXTRAL, lambda: of_study(MIXTRAL, 8, EXPERTS_OVER_TP, dp=2, tp=4)),
+    "mixtral pinned, experts over dp and tp, dp=2, ep=2, tp=2": (
+        MIXTRAL,
+        lambda: of_study(MIXTRAL, 4, EXPERTS_OVER_BOTH, dp=2, ep=2, tp=2),
+    ),
     "mixtral by chance": (MIXTRAL, lambda: by_chance(MIXTRAL, 1, (2, 2))),
     "gpt by chance": (GPT, lambda: by_chance(GPT, 1)),
 }
@@ -113,19 +124,56 @@ def test_a_plan_that_no_order_of_sends_can_follow_says_so(on_ranks, alone):
     assert any("the plan has" in sentence for sentence in traffic_mismatches(plan, [told[0][1]]))
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("mixtral pinned")])
+def test_pinned_experts_are_placed_as_the_pins_say(trained, case):
+    """Each rank computes the experts of its place along the pinned axes, and no others."""
+    _, plan, told = trained(case)
+    products = [
+        (op.rule, row)
+        for op, row in zip(plan.graph.ops, plan.served.tolist(), strict=True)
+        if op.name.endswith(("moe_mlp.up", "moe_mlp.down"))
+    ]
+
+    assert len(products) == 2
+    for rule, row in products:
+        ways = [size for size, factor in zip(plan.mesh.sizes, row, strict=True) if rule.factors[factor].name == "experts"]
+        assert math.prod(ways) == MIXTRAL.num_experts
+    assert len(told) == plan.mesh.num_devices
+
+
 CONFIG = ParallelConfig(dp=2, up=2, mbs=4)
 
 
-def backend_of(**changes):
+def backend_of(model=LLAMA, planning=DESCENT, **changes):
     """Build a backend of four ranks, with three steps, whose trials run plans."""
     options = {"warmup_steps": 1, "min_steps": 3, "max_steps": 3, "hang_limit_s": 60.0} | changes
     return PlannedBackend(
         framework=TORCH,
-        job=job_of(LLAMA),
+        job=job_of(model),
         cluster=cluster_of(4),
-        planner=LayeredStepPlanner(planning=DESCENT),
+        planner=LayeredStepPlanner(planning=planning),
         **options,
     )
+
+
+def test_trials_run_pinned_experts(rank_processes):
+    """A trial whose plan has its experts pinned to tp, which by hand cuts each of them, loses what one process loses."""
+    backend = backend_of(MIXTRAL, EXPERTS_OVER_TP)
+    pinned = ParallelConfig(dp=2, tp=2, mbs=4, plan="descent")
+    trials = [
+        (backend, replace(pinned, plan=HAND)),
+        (backend, pinned),
+        (replace(backend, cluster=cluster_of(1)), ParallelConfig(mbs=8)),
+    ]
+
+    found = [OpenBackend(backend=own, ranks=rank_processes).measure(config, trial_number=0) for own, config in trials]
+
+    for each in found:
+        assert each.status is Status.OK, each.reason + each.log_tail
+        assert "the plan has" not in each.reason
+    assert ["planner shards it" in each.reason for each in found] == [False, True, False]
+    losses = [dict(each.conditions)["loss"] for each in found]
+    assert losses == pytest.approx([losses[2]] * 3, abs=1e-5)
 
 
 @pytest.mark.parametrize("clock", ["wall", "virtual"])

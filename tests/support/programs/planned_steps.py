@@ -74,6 +74,10 @@ MODELS = {
 }
 PINNED = LayerPlanning(name="descent", pins=(Pin(op="layers.*.dense_mlp.up", dim="hidden", axis="tp"),))
 
+EXPERTS_OVER_TP = LayerPlanning(
+    name="descent", pins=tuple(Pin(op=f"*.moe_mlp.{op}", dim="experts", axis="tp") for op in ("up", "down"))
+)
+
 
 def job_of(model, precision="fp32"):
     """Build a job of one batch of eight sequences."""
@@ -111,6 +115,7 @@ CASES = {
     "experts by hand, dp=8, ep=2": lambda: of_study(MOE, dp=8, ep=2),
     "gpt by hand, dp=2, tp=4, mbs=1": lambda: of_study(GPT, dp=2, tp=4, mbs=1),
     "gpt pinned, dp=2, tp=4, mbs=1": lambda: of_study(GPT, PINNED, dp=2, tp=4, mbs=1),
+    "experts pinned to tp, dp=2, tp=4, mbs=2": lambda: of_study(MOE, EXPERTS_OVER_TP, dp=2, tp=4, mbs=2),
     "llama by hand, dp=2, cp=2, tp=2, bf16": lambda: of_study(LLAMA, dp=2, cp=2, tp=2, precision="bf16"),
     "experts by hand, dp=2, cp=2, tp=2, ep=2, mbs=2": lambda: of_study(MOE, dp=2, cp=2, tp=2, ep=2, mbs=2),
     "experts by hand, dp=2, cp=2, tp=2, ep=2, mbs=2, bf16": lambda: of_study(
