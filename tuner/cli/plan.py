@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,8 +117,8 @@ def plan(
         str | None,
         Option(
             metavar="DEVICE",
-            help="With --jax or --stablehlo: let XLA's compiler for this device, which needs none, decide between the last candidates "
-            "by its schedule and memory.",
+            help="With --jax or --stablehlo: let XLA's compiler for this device, which needs none, decide between the "
+            "last candidates by its schedule and memory.",
         ),
     ] = None,
     prove: Annotated[
@@ -154,28 +154,12 @@ def plan(
     source = _Source(jax=jax, torch=torch, stablehlo=stablehlo)
     _check_judge(judge, source, export)
     candidate = None
-    given = [
-        each
-        for each, value in (("a study file", study), ("--jax", jax), ("--torch", torch), ("--stablehlo", stablehlo))
-        if value is not None
-    ]
-    if len(given) > 1:
-        raise ConfigError(
-            f"needs {' or '.join(given)}, not both"
-            if len(given) == 2
-            else "needs a study file, --jax, --torch or --stablehlo alone",
-            key="plan",
-            nearest="meshtune plan STUDY --config",
-        )
-    if given and study is None:
+    _check_steps({"a study file": study, "--jax": jax, "--torch": torch, "--stablehlo": stablehlo})
+    if study is None:
         named = cluster or judge or "dgx-a100"
         graph, found_mesh = _read_function(source, mesh, named, whole_number("--hosts", hosts, 1))
         title = f"{graph.name} on {found_mesh.in_words} of {found_mesh.cluster.name}"
     else:
-        if study is None:
-            raise ConfigError(
-                "needs a study file, --jax, --torch or --stablehlo", key="plan", nearest="meshtune plan STUDY --config"
-            )
         if chosen is None:
             raise ConfigError("is missing", key="--config", nearest="for example --config dp=4,tp=2")
         request = load(study, overrides)
@@ -210,6 +194,19 @@ def plan(
     warn(exported.notes if exported is not None else ())
 
 
+def _check_steps(steps: Mapping[str, object]) -> None:
+    """Refuse a command with no step, or with several."""
+    given = [name for name, value in steps.items() if value is not None]
+    if len(given) == 1:
+        return
+    names = list(steps)
+    several = f"{', '.join(names[:-1])} or {names[-1]}"
+    rule = f"needs {several}" + (" alone" if given else "")
+    if len(given) == 2:
+        rule = f"needs {' or '.join(given)}, not both"
+    raise ConfigError(rule, key="plan", nearest="meshtune plan STUDY --config")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Source:
     """Step that is no study's candidate: a factory of JAX or of torch, or a file with a StableHLO module."""
@@ -239,7 +236,7 @@ class _Source:
             return
         assert self.stablehlo is not None, "the step is a function"
         check_installed("jax", option="--stablehlo", value=str(self.stablehlo))
-        from costmodels.sharding.frontends.stablehlo.reading import read_stablehlo
+        from costmodels.sharding.frontends.jax.stablehlo.reading import read_stablehlo
 
         step = read_stablehlo(self.stablehlo)
         with step.types():

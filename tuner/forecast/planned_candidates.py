@@ -31,9 +31,9 @@ from hardware.io.errors import ConfigError
 from trials.backend import TrialAbility
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.stored_subject import as_first_stored, restore_subject
+from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
 from tuner.planners.sharding.hand_made import layer_axes
 from tuner.planners.sharding.pins import taken_ways
-from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
 from tuner.plans.layer_planning import AUTO_SHAPES, LayerPlanning, shape_text
 from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, sharing_key, summary_of
 from tuner.plans.plan_cache import PlanCache, cache_folder

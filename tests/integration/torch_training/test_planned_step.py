@@ -136,7 +136,9 @@ def test_pinned_experts_are_placed_as_the_pins_say(trained, case):
 
     assert len(products) == 2
     for rule, row in products:
-        ways = [size for size, factor in zip(plan.mesh.sizes, row, strict=True) if rule.factors[factor].name == "experts"]
+        ways = [
+            size for size, factor in zip(plan.mesh.sizes, row, strict=True) if rule.factors[factor].name == "experts"
+        ]
         assert math.prod(ways) == MIXTRAL.num_experts
     assert len(told) == plan.mesh.num_devices
 
@@ -157,7 +159,7 @@ def backend_of(model=LLAMA, planning=DESCENT, **changes):
 
 
 def test_trials_run_pinned_experts(rank_processes):
-    """A trial whose plan has its experts pinned to tp, which by hand cuts each of them, loses what one process loses."""
+    """A trial whose experts are pinned to tp, which by hand cuts each of them, has the loss of one process."""
     backend = backend_of(MIXTRAL, EXPERTS_OVER_TP)
     pinned = ParallelConfig(dp=2, tp=2, mbs=4, plan="descent")
     trials = [

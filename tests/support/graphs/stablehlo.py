@@ -107,7 +107,11 @@ def _folded(x, k):
     return (
         (x.sum(1), x.prod(0), x.max(), x.min(1), (x > 0).any(1), (x > 0).all(0), k.max(1), k.min()),
         (jnp.argmax(x, 1), jnp.argmin(x), jnp.cumsum(x, 1), jnp.cumprod(x, 0), lax.cummax(k, 1, reverse=True)),
-        (jnp.bitwise_or.reduce(k, axis=1), jnp.logaddexp.reduce(x, axis=0), lax.reduce(x, np.float32(3), lax.add, (0,))),
+        (
+            jnp.bitwise_or.reduce(k, axis=1),
+            jnp.logaddexp.reduce(x, axis=0),
+            lax.reduce(x, np.float32(3), lax.add, (0,)),
+        ),
     )
 
 
@@ -131,8 +135,8 @@ def _elementwise(x, k):
     y = jnp.abs(x) + 0.5
     of_floats = [
         *(f(x) for f in (jnp.sin, jnp.cos, jnp.tan, jnp.tanh, jnp.exp, jnp.expm1, jnp.floor, jnp.ceil, jnp.round)),
-        *(f(x) for f in (jnp.sign, jax.nn.sigmoid, jax.nn.gelu, jnp.cbrt, jnp.isfinite, jnp.arcsinh, jnp.sinh, jnp.cosh)),
-        *(f(y) for f in (jnp.log, jnp.log1p, jnp.sqrt, lax.rsqrt, jnp.square, lax.lgamma, lax.digamma)),
+        *(f(x) for f in (jnp.sign, jax.nn.sigmoid, jax.nn.gelu, jnp.cbrt, jnp.isfinite, jnp.sinh, jnp.cosh)),
+        *(f(y) for f in (jnp.log, jnp.log1p, jnp.sqrt, lax.rsqrt, jnp.square, lax.lgamma, lax.digamma, jnp.arcsinh)),
         *(f(x * 0.1) for f in (lax.erf, lax.erf_inv, lax.erfc, jnp.arctanh, jnp.arcsin, jnp.arccos, jnp.arctan)),
         jnp.power(y, x), jnp.arctan2(x, y), jnp.nextafter(x, y), jnp.clip(x, -0.5, 0.5), jnp.remainder(x, y),
     ]  # fmt: skip
@@ -145,7 +149,11 @@ def _decided(x, i):
     """Branches, and a loop whose end a value decides."""
     chosen = lax.switch(i[0], [lambda x: x, lambda x: x * 2, jnp.sin], x)
     kept = lax.cond(i[1] > 1, lambda x: x + 1, lambda x: x - 1, x)
-    return chosen, kept, lax.while_loop(lambda c: c[1] < 40.0, lambda c: (c[0] * 1.1, c[1] + jnp.abs(c[0]).sum()), (x, 0.0))
+    return (
+        chosen,
+        kept,
+        lax.while_loop(lambda c: c[1] < 40.0, lambda c: (c[0] * 1.1, c[1] + jnp.abs(c[0]).sum()), (x, 0.0)),
+    )
 
 
 def _drawn(key, x):
@@ -171,7 +179,9 @@ def _products(x, y):
 
 def _calls(x, w):
     """Functions that JAX calls by name, one of them twice, some with their own gradients."""
-    return jax.grad(lambda w: jax.checkpoint(lambda w: jax.nn.silu(jax.nn.softmax(x @ w)).sum())(w) + jax.nn.relu(w).sum())(w)
+    return jax.grad(
+        lambda w: jax.checkpoint(lambda w: jax.nn.silu(jax.nn.softmax(x @ w)).sum())(w) + jax.nn.relu(w).sum()
+    )(w)
 
 
 _RANDOM = np.random.default_rng(7)

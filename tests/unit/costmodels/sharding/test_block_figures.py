@@ -10,7 +10,7 @@ from costmodels.job.model_catalog import find_model
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import with_layers
 from costmodels.job.training_job import TrainingJob
-from costmodels.sharding.block_figures import block_figures, ratios, runs_once
+from costmodels.sharding.block_figures import block_figures, kept_bytes, ratios, runs_once
 from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.frontends.transformer.model_graph import transformer_graph
 from costmodels.sharding.graph import TensorKind
@@ -116,3 +116,19 @@ def test_gradients_of_all_micro_batches_are_added_up_once():
     assert times == {TensorKind.GRADIENT: {1}, TensorKind.ACTIVATION: {8}, TensorKind.PARAMETER: {1}}
     assert sums["layers.0.dense_mlp.up.weight_gradient"] == sums["layers.0.dense_mlp.up.weight"] == 1
     assert sums["layers.0.dense_mlp.down"] == sums["head.cross_entropy"] == 8
+
+
+def test_what_is_kept_is_what_the_backward_pass_reads():
+    """Sequence parallelism cuts what norms and residuals keep, and a layer's input, which is all that it hands on."""
+    figures = [
+        block_figures(*planned("llama3-8b", layers=3, tp=4, sequence_parallel=is_parallel))
+        for is_parallel in (False, True)
+    ]
+    plan, _ = planned("llama3-8b", layers=3, tp=4)
+    whole_bytes = 2048 * find_model("llama3-8b").hidden_size * 2
+
+    assert figures[0].entry_bytes == whole_bytes
+    assert figures[1].entry_bytes == whole_bytes / 4
+    assert (figures[1].kept_bytes[[ATTENTION, DENSE]] < 0.9 * figures[0].kept_bytes[[ATTENTION, DENSE]]).all()
+    assert kept_bytes(plan).sum() < cost_of(plan).peak_memory_bytes
+    assert not kept_bytes(plan)[plan.graph.first_backward :].any()

@@ -8,12 +8,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from costmodels.job.layer_change import PLANNED_BLOCKS
-from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.parallel_config import HAND, ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
 from costmodels.operators.kernels import collective_s, kernel_s
+from costmodels.operators.layer_operators import unique_shapes
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.block_costs import block_costs
 from costmodels.step.breakdown import EXPOSED_PARTS
+from costmodels.step.memory.peak import estimate_memory, layer_activations
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import find_cluster
 from tests.support.graphs.layer_changes import at, change_for, random_change
@@ -242,3 +244,20 @@ def test_the_simulator_agrees_about_the_weights_traffic(overlaps, share):
     assert simulated(JOB, TWO_HOSTS, changed, config) == pytest.approx(closed_form_s, rel=0.02)
     if share > 0 or not overlaps:
         assert abs(simulated(JOB, TWO_HOSTS, runtime, config) - closed_form_s) > 0.02 * closed_form_s
+
+
+def test_a_change_of_what_layers_keep_changes_their_activations_alone():
+    """Half of what blocks keep halves the activations that wait for the backward pass, and no states."""
+    kept = tuple(0.5 if name in ("attention", "dense_mlp") else 1.0 for name in PLANNED_BLOCKS)
+    for recompute, entry in (("none", 1.0), ("full", 0.5)):
+        config = replace(CONFIG, recompute=recompute)
+        change = replace(change_for(replace(config, plan="descent")), kept=kept, entry=entry)
+        setting = setting_for(JOB, CLUSTER, with_change(MEGATRON, change))
+        grids = [grid_of(replace(config, plan=plan)) for plan in (HAND, change.plan)]
+        hand, planned = (layer_activations(JOB, setting.runtime, unique_shapes(grid)[0]) for grid in grids)
+        parts = [estimate_memory(setting, grid).parts_bytes for grid in grids]
+
+        layers = JOB.model.is_layer_piece
+        assert planned.kept[layers] == pytest.approx(0.5 * hand.kept[layers])
+        assert parts[1]["activations"][0] < parts[0]["activations"][0]
+        assert parts[1]["optimizer"] == pytest.approx(parts[0]["optimizer"])

@@ -3,8 +3,8 @@
 A function takes an operator and the values of its operands, and returns the values of its results. It gives the values
 that the specification asks for, and where JAX has a primitive of its own for what a region computes, that primitive.
 
-Sources: the StableHLO specification (https://openxla.org/stablehlo/spec), and JAX's lowering of its primitives, of which
-this is the inverse.
+Sources: the StableHLO specification (https://openxla.org/stablehlo/spec), and JAX's lowering of its primitives, of
+which this is the inverse.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax import numpy as jnp
 from jaxlib.mlir import ir
 
-from costmodels.sharding.frontends.stablehlo.files import attribute
-from costmodels.sharding.frontends.stablehlo.types import constant_of
+from costmodels.sharding.frontends.jax.stablehlo.files import attribute
+from costmodels.sharding.frontends.jax.stablehlo.types import constant_of
 
 Function = Callable[..., Any]
 
@@ -107,26 +108,29 @@ def _narrow_all(operands: Sequence[Any]) -> list[Any]:
     return [each.narrow if isinstance(each, Spread) else each for each in operands]
 
 
+STABLEHLO = """
+    abs add and=bitwise_and atan2 cbrt ceil clamp complex cosine=cos count_leading_zeros=clz divide=div exponential=exp
+    exponential_minus_one=expm1 floor imag is_finite log log_plus_one=log1p logistic maximum=max minimum=min
+    multiply=mul negate=neg not=bitwise_not or=bitwise_or popcnt=population_count power=pow real remainder=rem rsqrt
+    select shift_left shift_right_arithmetic shift_right_logical sign sine=sin sqrt subtract=sub tan tanh
+    xor=bitwise_xor
+"""
+"""Elementwise operators of StableHLO, with their names in `jax.lax` where these are others."""
+CHLO = """
+    acos acosh asin asinh atan atanh bessel_i1e cosh digamma erf erf_inv erfc lgamma next_after=nextafter polygamma
+    sinh square tan zeta
+"""
+"""Those of CHLO, its client dialect."""
+
+
+def _of_lax(dialect: str, words: str) -> dict[str, Function]:
+    pairs = (word.partition("=") for word in words.split())
+    return {f"{dialect}.{name}": getattr(lax, own or name) for name, _, own in pairs}
+
+
 ELEMENTWISE: Mapping[str, Function] = {
-    **{
-        f"stablehlo.{name}": getattr(lax, own)
-        for name, own in (
-            pair.split("=") if "=" in pair else (pair, pair)
-            for pair in """abs add and=bitwise_and atan2 cbrt ceil clamp complex cosine=cos count_leading_zeros=clz
-            divide=div exponential=exp exponential_minus_one=expm1 floor imag is_finite log log_plus_one=log1p logistic
-            maximum=max minimum=min multiply=mul negate=neg not=bitwise_not or=bitwise_or popcnt=population_count
-            power=pow real remainder=rem rsqrt select shift_left shift_right_arithmetic shift_right_logical sign
-            sine=sin sqrt subtract=sub tan tanh xor=bitwise_xor""".split()
-        )
-    },
-    **{
-        f"chlo.{name}": getattr(lax, own)
-        for name, own in (
-            pair.split("=") if "=" in pair else (pair, pair)
-            for pair in """acos acosh asin asinh atan atanh bessel_i1e cosh digamma erf erf_inv erfc lgamma
-            next_after=nextafter polygamma sinh square tan zeta""".split()
-        )
-    },
+    **_of_lax("stablehlo", STABLEHLO),
+    **_of_lax("chlo", CHLO),
     "stablehlo.round_nearest_afz": functools.partial(lax.round, rounding_method=lax.RoundingMethod.AWAY_FROM_ZERO),
     "stablehlo.round_nearest_even": functools.partial(lax.round, rounding_method=lax.RoundingMethod.TO_NEAREST_EVEN),
 }
@@ -146,8 +150,10 @@ def _compare(called: Called) -> Any:
 
 def _dot_general(called: Called) -> Any:
     numbers = called.get("dot_dimension_numbers")
+    one, two = called.operands
     return lax.dot_general(
-        *called.operands,
+        one,
+        two,
         dimension_numbers=(
             (tuple(numbers.lhs_contracting_dimensions), tuple(numbers.rhs_contracting_dimensions)),
             (tuple(numbers.lhs_batching_dimensions), tuple(numbers.rhs_batching_dimensions)),
@@ -166,7 +172,9 @@ def _convolution(called: Called) -> Any:
     data, weight = called.operands
     numbers, rank = called.get("dimension_numbers"), len(data.shape) - 2
     spatial = tuple(numbers.kernel_spatial_dimensions)
-    reversed_dims = [dim for dim, is_reversed in zip(spatial, called.get("window_reversal", ()), strict=False) if is_reversed]
+    reversed_dims = [
+        dim for dim, is_reversed in zip(spatial, called.get("window_reversal", ()), strict=False) if is_reversed
+    ]
     if reversed_dims:
         weight = lax.rev(weight, reversed_dims)
     ones = [1] * rank
@@ -174,7 +182,7 @@ def _convolution(called: Called) -> Any:
         data,
         weight,
         window_strides=called.get("window_strides", ones),
-        padding=np.asarray(called.get("padding", np.zeros((rank, 2), int))).reshape(rank, 2).tolist(),
+        padding=_padding(called, rank),
         lhs_dilation=called.get("lhs_dilation", ones),
         rhs_dilation=called.get("rhs_dilation", ones),
         dimension_numbers=lax.ConvDimensionNumbers(
@@ -186,6 +194,14 @@ def _convolution(called: Called) -> Any:
         batch_group_count=called.get("batch_group_count", 1),
         precision=_precision(called),
         preferred_element_type=called.results[0].dtype,
+    )
+
+
+def _padding(called: Called, rank: int) -> list[tuple[int, int]]:
+    """Return the elements before and behind each dim of a window."""
+    given = called.get("padding")
+    return (
+        [(0, 0)] * rank if given is None else [(int(one), int(two)) for one, two in np.asarray(given).reshape(rank, 2)]
     )
 
 
@@ -258,8 +274,8 @@ def _scatter(called: Called) -> Any:
     )
 
 
-def _role_of(region: ir.Region) -> str | None:
-    """Return the operator that a function of two values is; empty if it returns the second, None if it is another."""
+def _role_of(region: ir.Region) -> str:
+    """Return the operator that a function of two values is; empty if it returns the second, OTHER if it is another."""
     (block,) = region.blocks
     one, two = block.arguments
     *steps, end = (each.operation for each in block.operations)
@@ -268,10 +284,11 @@ def _role_of(region: ir.Region) -> str | None:
     if len(steps) == 1 and list(end.operands) == list(steps[0].results) and set(steps[0].operands) == {one, two}:
         is_turned = list(steps[0].operands) == [two, one]
         name = str(steps[0].name).removeprefix("stablehlo.")
-        return None if is_turned and name not in COMMUTATIVE else name
-    return None
+        return OTHER if is_turned and name not in COMMUTATIVE else name
+    return OTHER
 
 
+OTHER = "other"
 COMMUTATIVE = frozenset({"add", "multiply", "minimum", "maximum", "and", "or", "xor"})
 
 REDUCTIONS: Mapping[str, Function] = {
@@ -295,16 +312,16 @@ def _identity(role: str, dtype: Any) -> np.ndarray[Any, Any]:
         return np.ones((), dtype)
     if dtype == np.bool_ or role == "and":
         return np.array(role != "maximum") if dtype == np.bool_ else ~np.zeros((), dtype)
-    if jax.dtypes.issubdtype(dtype, np.inexact):
+    if jnp.issubdtype(dtype, jnp.inexact):
         return np.array(math.inf if role == "minimum" else -math.inf, dtype)
-    limits = jax.numpy.iinfo(dtype)
+    limits = jnp.iinfo(dtype)  # type: ignore[no-untyped-call] # JAX's own, which knows int4
     return np.array(limits.max if role == "minimum" else limits.min, dtype)
 
 
 def _reduce(called: Called) -> Any:
     half = len(called.operands) // 2
     operands, begins = called.operands[:half], called.operands[half:]
-    dims, role = tuple(called.get("dimensions")), _role_of(called.op.regions[0]) if half == 1 else None
+    dims, role = tuple(called.get("dimensions")), _role_of(called.op.regions[0]) if half == 1 else OTHER
     if role in REDUCTIONS:
         (operand,), (begin,) = operands, begins
         found = lax.reduce(operand, _identity(role, operand.dtype), REDUCTIONS[role], dims)
@@ -326,12 +343,17 @@ def _reduce_window(called: Called) -> Any:
     rank = len(operand.shape)
     ones, role = [1] * rank, _role_of(called.op.regions[0])
     window = called.get("window_dimensions")
-    padding = np.asarray(called.get("padding", np.zeros((rank, 2), int))).reshape(rank, 2).tolist()
+    padding = _padding(called, rank)
     others = [called.get(name, ones) for name in ("window_strides", "base_dilations", "window_dilations")]
     if role in REDUCTIONS and _is_identity(begin, role):
         cumulative = {"add": lax.cumsum, "multiply": lax.cumprod, "minimum": lax.cummin, "maximum": lax.cummax}
         along = [dim for dim in range(rank) if window[dim] > 1]
-        if role in cumulative and others == [ones] * 3 and len(along) == 1 and window[along[0]] == operand.shape[along[0]]:
+        if (
+            role in cumulative
+            and others == [ones] * 3
+            and len(along) == 1
+            and window[along[0]] == operand.shape[along[0]]
+        ):
             before, after = padding[along[0]]
             if {before, after} == {0, window[along[0]] - 1}:  # each element sees all before it, or all behind it
                 return cumulative[role](operand, axis=along[0], reverse=before == 0)
@@ -350,14 +372,17 @@ def _reduce_window(called: Called) -> Any:
 def _select_and_scatter(called: Called) -> Any:
     operand, source, begin = called.operands
     select, scatter = called.op.regions
-    is_greatest = [each.operation.name for each in select.blocks[0].operations] == ["stablehlo.compare", "stablehlo.return"]
+    is_greatest = [each.operation.name for each in select.blocks[0].operations] == [
+        "stablehlo.compare",
+        "stablehlo.return",
+    ]
     compare = select.blocks[0].operations[0].operation
     is_greatest = is_greatest and attribute(compare, "comparison_direction") == "GE"
     if not is_greatest or _role_of(scatter) != "add" or not _is_identity(begin, "add"):
         raise Unreadable("selects otherwise than the greatest, or does not add")
     rank = len(operand.shape)
     window, strides = tuple(called.get("window_dimensions")), tuple(called.get("window_strides", [1] * rank))
-    padding = np.asarray(called.get("padding", np.zeros((rank, 2), int))).reshape(rank, 2).tolist()
+    padding = _padding(called, rank)
     # This is the gradient of the windows' maxima, as JAX makes it.
     greatest = functools.partial(
         lax.reduce_window,
@@ -476,7 +501,8 @@ def _broadcast_in_dim(called: Called) -> Any:
 
 def _pad(called: Called) -> Any:
     edges = [called.get(name) for name in ("edge_padding_low", "edge_padding_high", "interior_padding")]
-    return lax.pad(*called.operands, list(zip(*edges, strict=True)))
+    operand, padding = called.operands
+    return lax.pad(operand, padding, list(zip(*edges, strict=True)))
 
 
 def _custom_call(called: Called) -> Any:
@@ -510,7 +536,9 @@ OPERATORS: Mapping[str, Callable[[Called], Any]] = {
         *called.operands, slice_sizes=tuple(called.get("slice_sizes"))
     ),
     "stablehlo.dynamic_update_slice": lambda called: lax.dynamic_update_slice_p.bind(*called.operands),
-    "stablehlo.fft": lambda called: lax.fft(called.operands[0], called.get("fft_type"), tuple(called.get("fft_length"))),
+    "stablehlo.fft": lambda called: lax.fft(
+        called.operands[0], called.get("fft_type"), tuple(called.get("fft_length"))
+    ),
     "stablehlo.gather": _gather,
     "stablehlo.if": _if,
     "stablehlo.iota": lambda called: lax.broadcasted_iota(

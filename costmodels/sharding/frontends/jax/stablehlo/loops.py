@@ -1,8 +1,8 @@
 """Counted loops of StableHLO: what they read and write at the place of their counter.
 
-A scan is lowered to a `while` that carries whole stacks, reads one part of a stack at the counter in each iteration, and
-writes one. While a loop's body is read, its counter and its stacks are objects of this module. An operator that does
-anything else with a stack raises `Unstackable`, and the loop carries that stack whole.
+A scan is lowered to a `while` that carries whole stacks, reads one part of a stack at the counter in each iteration,
+and writes one. While a loop's body is read, its counter and its stacks are objects of this module. An operator that
+does anything else with a stack raises `Unstackable`, and the loop carries that stack whole.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jaxlib.mlir import ir
 
-from costmodels.sharding.frontends.stablehlo.files import attribute
+from costmodels.sharding.frontends.jax.stablehlo.files import attribute
 
 
 class Unstackable(Exception):  # noqa: N818 # it is a statement about a stack, which the loop acts upon
@@ -194,7 +194,7 @@ class Counted:
     length: int
 
 
-def counted_loop(op: ir.Operation, begins: Sequence[Any], known: Mapping[ir.Value, Any]) -> Counted | None:
+def counted_loop(op: ir.Operation, begins: Sequence[Any], known: Mapping[ir.Value[Any], Any]) -> Counted | None:
     """Return the counter of a `while` that counts by one from a constant to another; None for any other loop.
 
     Args:
@@ -217,7 +217,7 @@ def counted_loop(op: ir.Operation, begins: Sequence[Any], known: Mapping[ir.Valu
     ends = list(body.operations[len(body.operations) - 1].operation.operands)
     fixed = {at: begins[at] for at, end in enumerate(ends) if end == body.arguments[at]}
 
-    def constant(block: ir.Block, value: ir.Value) -> int | None:
+    def constant(block: ir.Block, value: ir.Value[Any]) -> int | None:
         """Return a value that is the same in all iterations."""
         at = _number_of(block, value)
         maker = _maker_of(value)
@@ -241,12 +241,12 @@ _OF_CONDITION = frozenset({"stablehlo.constant", "stablehlo.compare", "stablehlo
 """Operators in the condition of a counted loop."""
 
 
-def _number_of(block: ir.Block, value: ir.Value) -> int | None:
+def _number_of(block: ir.Block, value: ir.Value[Any]) -> int | None:
     """Return the place of a value among the arguments of a block; None if it is none."""
     return next((at for at, argument in enumerate(block.arguments) if argument == value), None)
 
 
-def _maker_of(value: ir.Value) -> ir.Operation | None:
+def _maker_of(value: ir.Value[Any]) -> ir.Operation | None:
     """Return the operator that makes a value; None for an argument of a block."""
     return None if isinstance(value.owner, ir.Block) else value.owner.operation
 

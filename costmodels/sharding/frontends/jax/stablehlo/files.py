@@ -60,7 +60,8 @@ class StableModule:
         public = [
             each
             for each in self.functions.values()
-            if "sym_visibility" not in each.attributes or ir.StringAttr(each.attributes["sym_visibility"]).value == "public"
+            if "sym_visibility" not in each.attributes
+            or ir.StringAttr(each.attributes["sym_visibility"]).value == "public"
         ]
         main = self.functions.get("main") or (public[0] if len(public) == 1 else None)
         if main is None:
@@ -73,12 +74,17 @@ class StableModule:
         return any(
             isinstance(result.type, ir.RankedTensorType) and str(result.type.element_type) in kinds
             for op in _walk(self._module.operation)
-            for result in (*op.results, *(each for region in op.regions for block in region.blocks for each in block.arguments))
+            for result in (
+                *op.results,
+                *(each for region in op.regions for block in region.blocks for each in block.arguments),
+            )
         )
 
     def refuse(self, op: ir.Operation, rule: str, nearest: str | None = None) -> ConfigError:
         """Return the error for an operator that cannot be read, with its name and its place in the file."""
-        return ConfigError(f"{self._place_of(op)}: {name_of(op)} {rule}", key=KEY, value=str(self.path), nearest=nearest)
+        return ConfigError(
+            f"{self._place_of(op)}: {name_of(op)} {rule}", key=KEY, value=str(self.path), nearest=nearest
+        )
 
     def _place_of(self, op: ir.Operation) -> str:
         where = op.location

@@ -1,7 +1,7 @@
 """A StableHLO module as a JAX function, which JAX traces like any other.
 
-Functions that the module calls become `jax.jit` of their names, so that they are scopes of a plan. Names that a text has
-for its operators (`as_text(debug_info=True)`) become scopes, too, and names of arguments their names.
+Functions that the module calls become `jax.jit` of their names, so that they are scopes of a plan. Names that a text
+has for its operators (`as_text(debug_info=True)`) become scopes, too, and names of arguments their names.
 
 A `while` that counts from a constant to another is a scan. What it reads or writes at the place of the counter, one
 part in each iteration, is stacked by the scan, as in the program that JAX had lowered. Every other `while` stays one.
@@ -16,6 +16,7 @@ import re
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ import jax
 from jax import lax
 from jaxlib.mlir import ir
 
-from costmodels.sharding.frontends.stablehlo.files import StableModule, attribute, read_module
-from costmodels.sharding.frontends.stablehlo.loops import (
+from costmodels.sharding.frontends.jax.stablehlo.files import StableModule, attribute, read_module
+from costmodels.sharding.frontends.jax.stablehlo.loops import (
     Counted,
     Counter,
     Part,
@@ -39,8 +40,8 @@ from costmodels.sharding.frontends.stablehlo.loops import (
     unstack,
     write,
 )
-from costmodels.sharding.frontends.stablehlo.operators import ELEMENTWISE, Called, Spread, Unreadable, read_operator
-from costmodels.sharding.frontends.stablehlo.types import WIDE, aval_of
+from costmodels.sharding.frontends.jax.stablehlo.operators import ELEMENTWISE, Called, Spread, Unreadable, read_operator
+from costmodels.sharding.frontends.jax.stablehlo.types import WIDE, aval_of
 from hardware.io.errors import ConfigError
 
 ENDS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
@@ -49,7 +50,7 @@ ENDS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 _NAMELESS = frozenset({"closed_call", "checkpoint", "remat", "None"})
 """Names of functions that nobody has named."""
 
-Known = ChainMap[ir.Value, Any]
+Known = ChainMap[Any, Any]
 """Values of a block by where the module has them."""
 
 
@@ -134,10 +135,12 @@ class Leaves(Mapping[str, Any]):
         return len(self.parts)
 
 
+def _flatten(tree: Leaves) -> tuple[list[tuple[Any, Any]], Any]:
+    return [(jax.tree_util.DictKey(name), part) for name, part in tree.items()], tuple(tree)
+
+
 jax.tree_util.register_pytree_with_keys(
-    Leaves,
-    lambda tree: ([(jax.tree_util.DictKey(name), part) for name, part in tree.items()], tuple(tree)),
-    lambda names, parts: Leaves(dict(zip(names, parts, strict=True))),
+    Leaves, _flatten, lambda names, parts: Leaves(dict(zip(names, parts, strict=True)))
 )
 
 
@@ -180,17 +183,24 @@ def _result_names(main: ir.Operation) -> list[str]:
     """Return the names of a function's results: `jax.result_info` without the word `result`."""
     (end,) = (each.operation for each in main.regions[0].blocks[0].operations if each.operation.name in ENDS)
     names = [f"result{number}" for number in range(len(end.operands))]
-    for number, each in enumerate(main.attributes["res_attrs"] if "res_attrs" in main.attributes else ()):
+    for number, each in enumerate(_attributes_of(main, "res_attrs")):
         if "jax.result_info" in each:
             parts = _path_of(ir.StringAttr(each["jax.result_info"]).value)[1:]
             names[number] = ".".join(parts) or names[number]
     return names
 
 
+def _attributes_of(main: ir.Operation, name: str) -> Sequence[Any]:
+    """Return the attributes of a function's arguments or results; empty if none has any."""
+    return tuple(ir.ArrayAttr(main.attributes[name])) if name in main.attributes else ()
+
+
 def _given_up(main: ir.Operation) -> set[int]:
     """Return the numbers of arguments whose memory the results may take over."""
-    attributes = main.attributes["arg_attrs"] if "arg_attrs" in main.attributes else ()
-    return {number for number, each in enumerate(attributes) if "tf.aliasing_output" in each or "jax.buffer_donor" in each}
+    attributes = _attributes_of(main, "arg_attrs")
+    return {
+        number for number, each in enumerate(attributes) if "tf.aliasing_output" in each or "jax.buffer_donor" in each
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -307,23 +317,24 @@ class _Reader:
             for number, begin in enumerate(begins)
             if number != counted.number and begin.shape and begin.shape[0] == counted.length
         }
+
+        def iterate(given: Sequence[Any]) -> list[Any]:
+            return self._run_region(body, given, known)
+
         while True:
             scanned = Scanned(begins=begins, counted=counted, fixed=fixed, stacks=stacks, signs={})
             try:
                 # the first look tells what stacks are and in which direction they are read
-                jax.eval_shape(lambda: scanned.iterate(lambda given: self._run_region(body, given, known)))
+                jax.eval_shape(partial(scanned.iterate, iterate))
             except Unstackable as error:
                 stacks = stacks - {error.number}
                 continue
             falling = {number for number, sign in scanned.signs.items() if sign < 0}
-            if falling and len(falling) < len(scanned.signs):
-                stacks = stacks - falling
-                continue
-            unread = stacks - scanned.signs.keys()
-            if unread:
-                stacks = stacks - unread
-                continue
-            return scanned.run(lambda given: self._run_region(body, given, known), reverse=bool(falling))
+            both_ways = falling if len(falling) < len(scanned.signs) else set()
+            wrong = both_ways | (stacks - scanned.signs.keys())  # or stacks that are not read at all
+            if not wrong:
+                return scanned.run(iterate, reverse=bool(falling))
+            stacks = stacks - wrong
 
 
 _AROUND = re.compile(r"^jit\([^/]*\)(/|$)|.*/(while/(body|cond)|branch_\d+_fun)(/|$)|(while/(body|cond))(/|$)")

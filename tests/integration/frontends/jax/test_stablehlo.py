@@ -12,7 +12,7 @@ from benchmarks.zoo import FACTORIES
 from costmodels.sharding.device_mesh import mesh_from
 from costmodels.sharding.frontends.jax.graph import graph_of_jax
 from costmodels.sharding.frontends.jax.program import find_numbers, name_arguments, trace_function
-from costmodels.sharding.frontends.stablehlo.reading import read_stablehlo
+from costmodels.sharding.frontends.jax.stablehlo.reading import read_stablehlo
 from hardware.io.errors import ConfigError
 from tests.support.graphs.stablehlo import MODULES, PROGRAMS, run_module
 from tuner.planners.planning import PlannerOptions, plan_graph
@@ -161,5 +161,7 @@ def test_files_that_are_no_modules(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_stablehlo(tmp_path / "none")
     (tmp_path / "foreign").write_bytes(b"\x00\xff\x07")
-    with pytest.raises(ConfigError, match="is neither StableHLO text, MLIR bytecode nor a file of jax.export|flatbuffers"):
+    with pytest.raises(
+        ConfigError, match=r"is neither StableHLO text, MLIR bytecode nor a file of jax\.export|flatbuffers"
+    ):
         read_stablehlo(tmp_path / "foreign")
