@@ -190,6 +190,7 @@ def scene(page, tmp_path, monkeypatch):
         "study.yaml": study,
         "runs.csv": rows({"tp": 8, "step_seconds": 1.0}),
         "my_training.py": MY_TRAINING,
+        "step.mlir": STEP,
     } | dict.fromkeys(("trace.csv", "a.csv", "b.csv", "c.csv"), network)
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -205,6 +206,17 @@ def scene(page, tmp_path, monkeypatch):
     yield tmp_path
     signal.signal(signal.SIGTERM, before)
 
+
+STEP = """\
+module @step {
+  func.func @main(%arg0: tensor<64x32xf32>, %arg1: tensor<32x16xf32>) -> tensor<64x16xf32> {
+    %0 = stablehlo.dot_general %arg0, %arg1, contracting_dims = [1] x [0]
+      : (tensor<64x32xf32>, tensor<32x16xf32>) -> tensor<64x16xf32>
+    return %0 : tensor<64x16xf32>
+  }
+}
+"""
+"""What a framework has lowered."""
 
 SHORT = {"run": ("--trials", "3"), "place": ("--time-limit", "1")}
 """Options that end a long command soon; they count for more than what stands on the page, since they come last."""

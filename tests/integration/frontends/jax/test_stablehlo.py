@@ -158,7 +158,7 @@ def test_modules_that_cannot_be_read(text, told, tmp_path):
 
 def test_files_that_are_no_modules(tmp_path):
     """A missing file and foreign bytes are told apart."""
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         read_stablehlo(tmp_path / "none")
     (tmp_path / "foreign").write_bytes(b"\x00\xff\x07")
     with pytest.raises(

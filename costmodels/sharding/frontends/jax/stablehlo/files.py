@@ -20,11 +20,14 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from hardware.io.errors import ConfigError
+from hardware.io.input_file import read_input
 
 KEY = "--stablehlo"
 """Option that names a file."""
 BYTECODE = b"ML\xefR"
 """First bytes of MLIR's bytecode."""
+MOST_BYTES = 2**31
+"""Most bytes of a file: a module may hold the weights of a model as constants."""
 _OF_PARSER = "-"
 """File name that MLIR's parser gives to a text."""
 
@@ -115,11 +118,7 @@ def read_module(path: Path) -> StableModule:
     Raises:
         ConfigError: There is no such file, or it is no module.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", key=KEY, value=str(path)) from None
-    text = None
+    data, text = read_input(path, most_bytes=MOST_BYTES), None
     if not data.startswith(BYTECODE):
         text = _decode(data)
         if text is None:
