@@ -7,8 +7,8 @@ moment or a gradient and needs no more memory than that plan, so that the memory
 
 A pin applies to the shapes whose mesh has its axis. If a hard pin names a number of parts, the number of devices there
 must also be a multiple of it; a soft pin takes the nearest number that divides them. The other shapes are planned
-without the pin. A pin may cost memory, but not for weights: in
-that case the plan by hand is kept, and the summary says that the pin does not hold.
+without the pin. A pin may cost memory, but not for weights: in that case the plan by hand is kept, and the summary says
+that the pin does not hold. Of activations, the memory model counts what a plan's layers keep for the backward pass.
 """
 
 from __future__ import annotations
@@ -419,7 +419,7 @@ def plan_lines(summary: Mapping[str, Any] | None) -> list[str]:
     lines += [f"  {name}: {planned} (by hand {by_hand})" for name, planned, by_hand in differences_in_words(summary)]
     more_bytes = summary["peak_memory_bytes"] - summary["by_hand_peak_memory_bytes"]
     if more_bytes > ROUNDING * summary["by_hand_peak_memory_bytes"]:
-        lines.append(f"  {more_bytes / GIB:.2g} GiB more than by hand; memory predictions do not include this")
+        lines.append(f"  {more_bytes / GIB:.2g} GiB more than by hand; memory predictions count what layers keep of it")
     lines += [f"  pin {pin_in_words(each)}" for each in summary["pins"]]
     return lines
 
