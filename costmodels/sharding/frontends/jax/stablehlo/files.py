@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.export
 from jax.interpreters.mlir import make_ir_context
 from jaxlib.mlir import ir
@@ -116,8 +117,12 @@ def read_module(path: Path) -> StableModule:
     """Read a module from its file.
 
     Raises:
-        ConfigError: There is no such file, or it is no module.
+        ConfigError: There is no such file, it is no module, or JAX is too old to read it.
     """
+    if not hasattr(ir, "NameLoc"):  # the bindings then tell no names of arguments
+        raise ConfigError(
+            f"needs a later JAX than {jax.__version__}", key=KEY, value=str(path), nearest="pip install -U jax"
+        )
     data, text = read_input(path, most_bytes=MOST_BYTES), None
     if not data.startswith(BYTECODE):
         text = _decode(data)

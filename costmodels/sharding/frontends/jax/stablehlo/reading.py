@@ -93,7 +93,7 @@ def read_stablehlo(path: Path) -> ReadStep:
         raise module.refuse(main, f"has {error}, which Meshtune does not read") from None
     inputs = _tree_of([_path_of(name) for name in _argument_names(main)], "arg")
     outputs = _tree_of([_path_of(name) for name in _result_names(main)], "result")
-    order = jax.tree_util.tree_leaves(inputs)
+    order, given_up = jax.tree_util.tree_leaves(inputs), _given_up(main)
     reader = _Reader(module=module)
 
     def function(*trees: Any) -> Any:
@@ -102,7 +102,7 @@ def read_stablehlo(path: Path) -> ReadStep:
             given[number] = leaf
         results = reader.run(main, given)
         found = jax.tree_util.tree_map(lambda number: results[number], outputs)
-        return found if len(found) > 1 else next(iter(found.values()))
+        return next(iter(found.values())) if len(found) == 1 else found
 
     function.__name__ = module.name
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined] # functions may have one
@@ -111,9 +111,7 @@ def read_stablehlo(path: Path) -> ReadStep:
     return ReadStep(
         function=function,
         arguments=tuple(jax.tree_util.tree_map(lambda number: leaves[number], tree) for tree in inputs.values()),
-        donated=tuple(
-            name for name, tree in inputs.items() if _given_up(main).intersection(jax.tree_util.tree_leaves(tree))
-        ),
+        donated=tuple(name for name, tree in inputs.items() if given_up.intersection(jax.tree_util.tree_leaves(tree))),
         is_wide=module.has_types(WIDE),
     )
 
@@ -298,6 +296,8 @@ class _Reader:
         """Return what a `while` carries at its end."""
         condition, body = op.regions
         counted = counted_loop(op, begins, known)
+        if counted is not None and not counted.length:
+            return begins
         if counted is not None:
             return self._scan(body, begins, counted, known)
         found: tuple[Any, ...] = lax.while_loop(
