@@ -426,7 +426,9 @@ def plan_lines(summary: Mapping[str, Any] | None) -> list[str]:
 
 def pin_in_words(pin: Mapping[str, Any]) -> str:
     """Return what a summary says of a pin."""
-    taken = f"taken as {pin['taken_ways']} ways, the nearest that divides the devices; " if "taken_ways" in pin else ""
+    taken = (
+        f"taken as {pin['taken_ways']} ways, the nearest that divides devices and dim; " if "taken_ways" in pin else ""
+    )
     return f"{pin['pin']}: {taken}holds at {pin['held']} of {pin['ops']} operators"
 
 

@@ -254,7 +254,7 @@ def _pin_line(report: PinReport) -> str:
 
 def taken_in_words(pin: Pin, ways: int) -> str:
     """Return the beginning of what is said of a soft pin whose ways do not divide the devices; empty for others."""
-    return "" if pin.ways in (None, ways) else f"taken as {ways} ways, the nearest that divides the devices; "
+    return "" if pin.ways in (None, ways) else f"taken as {ways} ways, the nearest that divides devices and dim; "
 
 
 def _more_or_less(seconds: float) -> str:

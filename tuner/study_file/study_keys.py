@@ -138,7 +138,7 @@ class PinKeys(DocumentedModel):
     """
 
     ways: PositiveInt | None = None
-    """Smallest number of parts. It must divide the devices; a soft pin takes the nearest number that does.
+    """Smallest number of parts. It must divide devices and dim; a soft pin takes the nearest number that does.
 
     Default: the number of devices along the axis
     """

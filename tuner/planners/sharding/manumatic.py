@@ -33,7 +33,8 @@ class PinReport:
 
     Attributes:
         pin: Pin as the user wrote it.
-        ways: Number of parts that it asks for on this mesh; of a soft pin the nearest that divides the devices.
+        ways: Number of parts that it asks for on this mesh; of a soft pin the nearest that divides devices and
+            dim.
         num_ops: Number of operators that the pin matches.
         num_held: Number of matched operators that are cut into a multiple of the pin's ways.
         num_over_provisioned: Number of matched operators that are cut into more parts than the pin asks for.

@@ -11,8 +11,8 @@ zero where the target is met, and the logarithm of what is missing elsewhere. Th
 the other way round, which would be zero for a pin that is ignored. A pin without a weight is hard. The paper marks it
 by a weight of zero instead, and its text calls both kinds hard.
 
-Ways that do not divide the devices are refused for a hard pin. A soft pin then takes the nearest number that does, of
-two the larger: where the ways don't divide 2^T, the paper takes the nearest power of two, or its penalty.
+Ways that do not divide the devices, or the dim, are refused for a hard pin. A soft pin then takes the nearest number
+that does, of two the larger: where the ways don't divide 2^T, the paper takes the nearest power of two, or its penalty.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import difflib
 import fnmatch
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from costmodels.sharding.device_mesh import DeviceMesh
@@ -190,7 +190,8 @@ def resolve_pins(pins: Sequence[Pin], graph: Graph, mesh: DeviceMesh, levels: Se
     """
     axes = tuple(mesh.names[level.of] for level in levels)
     factors = tuple(match_pin(number, pin, graph) for number, pin in enumerate(pins))
-    ways = tuple(_ways(number, pin, mesh) for number, pin in enumerate(pins))
+    sizes = [{graph.ops[op].rule.factors[factor].size for op, factor in found.items()} for found in factors]
+    ways = tuple(_ways(number, pin, mesh, sizes[number]) for number, pin in enumerate(pins))
     served: dict[tuple[int, int], int] = {}
     for op in dict.fromkeys(op for found in factors for op in found):
         wishes = [
@@ -286,7 +287,7 @@ def _first(rule: Rule, dim: Sequence[int]) -> int:
     return next((factor for factor in dim if rule.factors[factor].size > 1), dim[0])
 
 
-def _ways(number: int, pin: Pin, mesh: DeviceMesh) -> int:
+def _ways(number: int, pin: Pin, mesh: DeviceMesh, sizes: Iterable[int]) -> int:
     key = f"{KEY}[{number}]"
     if pin.axis is not None and pin.axis not in mesh.names:
         raise ConfigError(
@@ -298,7 +299,7 @@ def _ways(number: int, pin: Pin, mesh: DeviceMesh) -> int:
     if pin.ways is None and pin.axis is None:
         raise ConfigError("names neither an axis nor ways", key=key, value=pin.in_words, nearest="ways: 2")
     along = devices_of(pin, mesh)
-    ways = taken_ways(pin, along)
+    ways = taken_ways(pin, along, sizes)
     if ways is None:
         raise ConfigError(
             f"does not divide the {along} devices {'of the mesh' if pin.axis is None else f'along {pin.axis}'}",
@@ -314,17 +315,19 @@ def devices_of(pin: Pin, mesh: DeviceMesh) -> int:
     return mesh.num_devices if pin.axis is None else dict(zip(mesh.names, mesh.sizes, strict=True)).get(pin.axis, 1)
 
 
-def taken_ways(pin: Pin, devices: int) -> int | None:
+def taken_ways(pin: Pin, devices: int, sizes: Iterable[int] = ()) -> int | None:
     """Return the number of parts that a pin asks for on so many devices, because levels only cut into equal parts.
 
-    If the pin's ways don't divide the devices, these are the nearest ones for a soft pin, and None for a hard one.
+    If a pin's ways don't divide the devices, a hard pin gets None. A soft pin gets the nearest number that does, and
+    that divides the size of its dim in some operator, if any number does. A hard pin's sizes are checked elsewhere.
     """
-    if pin.ways is None or devices % pin.ways == 0:
-        return pin.ways or devices
+    if pin.ways is None:
+        return devices
     if pin.is_hard:
-        return None
+        return None if devices % pin.ways else pin.ways
+    able = {divisor for size in sizes for divisor in _divisors(math.gcd(devices, size))}
     wanted = pin.ways
-    return min(_divisors(devices), key=lambda ways: (abs(math.log(ways / wanted)), -ways))
+    return min(able if len(able) > 1 else _divisors(devices), key=lambda ways: (abs(math.log(ways / wanted)), -ways))
 
 
 def _divisors(number: int) -> list[int]:

@@ -222,7 +222,7 @@ def test_a_wish_is_taken_as_near_as_the_devices_allow(meshtune, simulated):
     told, shown = meshtune(*arguments, "--json"), meshtune(*arguments)
 
     assert told.json["pins"][0]["ways"] == 4
-    assert "pin *.up ffn 3 ways: taken as 4 ways, the nearest that divides the devices; holds" in shown.out
+    assert "pin *.up ffn 3 ways: taken as 4 ways, the nearest that divides devices and dim; holds" in shown.out
 
 
 @pytest.mark.slow

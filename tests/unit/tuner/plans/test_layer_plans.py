@@ -234,5 +234,5 @@ def test_a_wish_takes_the_nearest_ways_of_each_shape():
     ((_, num_ops, num_held, ways),) = planned.pins
     assert (num_ops, num_held, ways) == (2, 2, 2)
     assert summary["pins"] == [{"pin": wish.in_words, "ops": 2, "held": 2, "taken_ways": 2}]
-    told = "taken as 2 ways, the nearest that divides the devices; holds at 2 of 2 operators"
+    told = "taken as 2 ways, the nearest that divides devices and dim; holds at 2 of 2 operators"
     assert f"  pin {wish.in_words}: {told}" in plan_lines(summary)

@@ -200,3 +200,13 @@ def test_ways_of_a_wish_along_an_axis():
     assert resolve_pins([wish], GRAPH, MESH, LEVELS).ways == (4,)
     with pytest.raises(ConfigError, match="does not divide the 4 devices along data; valid: 1, 2, 4, or weight_s"):
         resolve_pins([replace(wish, weight_s=None)], GRAPH, MESH, LEVELS)
+
+
+def test_ways_of_a_wish_that_do_not_divide_the_dim():
+    """A dim of 1,026 has two parts in common with eight devices; one of 1,023 has none, and the wish is missed."""
+    wish = Pin(op="0.up", dim="hidden", ways=8, weight_s=1.0)
+    graphs = [mlp(batch=4096, hidden=hidden, ffn=4096) for hidden in (1026, 1023)]
+    two, none = (search_of(graph).plan([wish]).reports[0] for graph in graphs)
+
+    assert (two.ways, two.is_held) == (2, True)
+    assert (none.ways, none.num_held) == (8, 0)
