@@ -2,9 +2,8 @@
 
 - Time: the sum over the operators of a group (`coarsening.py`) of the roofline of `operator_times.py`, in the number
   format of each operator, with the traffic and the launches that remain where XLA fuses them.
-- Memory: a group holds its parameters, moments and inputs from beginning to end. As a scheduling problem releases
-  nothing, the data between groups stay as well. What lives inside of a group alone is gone when it has run; the most
-  that any group needs for it is kept free on every device.
+- Memory: a group holds its parameters, moments and inputs from beginning to end, and while it runs the most that lives
+  inside of it alone. Data between groups are released once they have been read.
 - Data: a group hands another the tensors that it reads, each once; on a device that both must share, no states.
 """
 
@@ -62,12 +61,12 @@ def operators_of_graph(name: str, factory: str, graph: Graph, most: int, site: S
     """
     seconds = seconds_of(graph, site)
     coarse = coarsen(graph, seconds.mean(axis=1).tolist(), most)
-    working_bytes = max(working_bytes_of(graph, coarse), default=0.0)
     operators = tuple(_priced(graph, coarse, seconds))
     for one in operators:
         nearest = "more operators, or a smaller program"
-        held_bytes = one.memory_bytes + working_bytes
-        check_room(held_bytes, site, one.exec_s, key="most_operators", value=most, nearest=nearest)
+        check_room(
+            one.memory_bytes + one.working_bytes, site, one.exec_s, key="most_operators", value=most, nearest=nearest
+        )
     captured = Captured(
         graph=name,
         factory=factory,
@@ -77,7 +76,7 @@ def operators_of_graph(name: str, factory: str, graph: Graph, most: int, site: S
         flop=sum(op.flop * op.times for op in graph.ops),
         state_bytes=sum(one.memory_bytes for one in operators),
         cut_bytes=sum(size for one in operators for _, size in one.inputs),
-        working_bytes=working_bytes,
+        working_bytes=max((one.working_bytes for one in operators), default=0.0),
         unknown=graph.unknown,
     )
     return CoarseProgram(operators, captured)
@@ -114,6 +113,7 @@ def _priced(graph: Graph, coarse: Coarse, seconds: FloatArray) -> Iterator[Price
         handed = [one for one in tensors if not (is_one_home and graph.ops[graph.maker[one][0]].begins)]
         inputs[target].append((names[source], sum(graph.tensors[tensor].num_bytes for tensor in handed)))
     mate_of = {group: names[home[0]] for home in coarse.homes for group in home[1:]}
+    working_bytes = working_bytes_of(graph, coarse)
     for at, ops in enumerate(coarse.groups):
         sources = [result for op in ops if graph.ops[op].begins for result in graph.ops[op].results]
         yield PricedOperator(
@@ -121,6 +121,7 @@ def _priced(graph: Graph, coarse: Coarse, seconds: FloatArray) -> Iterator[Price
             exec_s=tuple(seconds[list(ops)].sum(axis=0).tolist()),
             memory_bytes=sum(graph.tensors[tensor].num_bytes for tensor in sources),
             inputs=tuple(inputs[at]),
+            working_bytes=working_bytes[at],
             same_device_as=mate_of.get(at),
         )
 

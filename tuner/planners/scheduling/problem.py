@@ -8,7 +8,7 @@ Source: "Rethinking Dynamic Networks and Heterogeneous Computing with Automatic 
 - Links may have ports, such as the adapter through which a device sends to all other hosts. All links with one port
   together carry one transfer at a time.
 - Data of an edge take memory on the device of the producer, and on that of the consumer if it is another one, from
-  beginning to end (equation 6 has no notion of time).
+  beginning to end (equation 6 has no notion of time), or else only while they are needed (`memory`).
 - A transfer uses links that join its two devices. Of one exclusive group it uses one link. It may be split over links
   that do not exclude each other, and then holds all of them until its end (assumed): their bandwidths add up, and the
   largest latency counts.
@@ -109,6 +109,8 @@ class Workload:
         splits: Possible splits of operators.
         fusions: Possible fusions of operators.
         mates: Sets of operators that share a home; no operator is in two of them.
+        working_bytes: Memory that each operator takes only while it runs, where memory is released [V]. None where
+            nothing is: then data of edges stay from beginning to end.
     """
 
     model_of: IntArray
@@ -122,6 +124,7 @@ class Workload:
     splits: tuple[Split, ...] = ()
     fusions: tuple[Fusion, ...] = ()
     mates: tuple[tuple[int, ...], ...] = ()
+    working_bytes: FloatArray | None = None
 
     def __post_init__(self) -> None:
         """Check the shapes and the order of the operators."""
@@ -138,6 +141,7 @@ class Workload:
             {len(split.part_s), len(split.gather_s), *map(len, split.gather_s)} == {num_devices}
             for split in self.splits
         ), "a part takes its time on each device, and gathering its own from each to each"
+        assert self.working_bytes is None or self.working_bytes.shape == (num_ops,), "one size per operator"
         assert len({op for one in self.mates for op in one}) == sum(map(len, self.mates)), "sets of mates are disjoint"
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from tuner.planners.engine.frontier import Merit
 from tuner.planners.engine.outcome import Incumbent
 from tuner.planners.scheduling.bounds import cost_bounds_s
 from tuner.planners.scheduling.greedy import complete_greedily
+from tuner.planners.scheduling.memory import peak_bytes
 from tuner.planners.scheduling.problem import Run, Schedule, Transfer, Workload
 from tuner.planners.scheduling.state import NOWHERE, ScheduleState, empty_state, next_states
 from tuner.planners.scheduling.tables import schedule_tables
@@ -82,7 +84,8 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
     def merit(self, node: ScheduleNode) -> Merit:
         """Compare nodes with equal operators done, equal homes that still matter, and equal data awaiting a consumer.
 
-        All times and the memory in use are the values. No time counts below the start of the last addition.
+        All times and the memory in use are the values. No time counts below the start of the last addition. Memory that
+        is released at a time to come must be equally large in both nodes, and peaks so far are values as well.
         """
         state, tables = node.state, self._tables
         waiting = [
@@ -101,9 +104,22 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
         times += [time for _, time in sorted(zip(tables.link_class, state.link_s, strict=True))]
         # Ends of open models matter as well, because a model ends no earlier than its last operator so far.
         times += self._ends_s(state)
+        lent = sorted(
+            (device, one.edge, one.num_bytes, one.end_s)
+            for device, loans in enumerate(state.loans)
+            for one in loans
+            if state.last_s < one.end_s < math.inf
+        )
+        times += [end_s for *_, end_s in lent]
         return Merit(
-            (state.done, sent, homes),
-            (state.last_s, *(max(time, state.last_s) for time in times), self._settled_s(state), *state.used_bytes),
+            (state.done, sent, homes, tuple(one[:3] for one in lent)),
+            (
+                state.last_s,
+                *(max(time, state.last_s) for time in times),
+                self._settled_s(state),
+                *state.used_bytes,
+                *map(peak_bytes, state.loans),
+            ),
         )
 
     def _ends_s(self, state: ScheduleState) -> list[float]:

@@ -15,9 +15,11 @@ Letters as in `problem`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
+from tuner.planners.scheduling.memory import WORK, Fit, Loan, Loans, ended, fits
 from tuner.planners.scheduling.problem import Run, Transfer, Way, Workload
 from tuner.planners.scheduling.tables import ScheduleTables, prefixes_kept, subsets
 
@@ -38,7 +40,8 @@ class ScheduleState(NamedTuple):
         end_s: End of each operator that is done; otherwise the last arrival of data that were sent to it [V].
         device_s: Time when each device is free [D].
         link_s: Time when each link, and then each port, is free [links + ports].
-        used_bytes: Memory in use on each device [D].
+        used_bytes: Memory on each device that stays in use from beginning to end [D].
+        loans: Memory on each device that is released [D]; none where nothing is.
         last_s: Start of the last addition [s].
         could_s: Earliest start of the last addition, had no addition with a later start come before it [s].
         events: Runs and transfers that were added.
@@ -51,6 +54,7 @@ class ScheduleState(NamedTuple):
     device_s: tuple[float, ...]
     link_s: tuple[float, ...]
     used_bytes: tuple[float, ...]
+    loans: tuple[Loans, ...]
     last_s: float
     could_s: float
     events: tuple[Run | Transfer, ...]
@@ -67,6 +71,7 @@ def empty_state(workload: Workload) -> ScheduleState:
         device_s=(0.0,) * num_devices,
         link_s=(0.0,) * workload.num_held,
         used_bytes=(0.0,) * num_devices,
+        loans=((),) * num_devices,
         last_s=0.0,
         could_s=0.0,
         events=(),
@@ -178,9 +183,8 @@ def _run(
     """
     # `could_s` ignores the order of additions, `start_s` keeps to it.
     could_s = max(inputs_s, *(state.device_s[device] for device in devices))
-    start_s = max(could_s, state.last_s)
-    end_s = start_s + max(part_s) + gather_s
-    if math.isinf(end_s):
+    time_s = max(part_s) + gather_s
+    if math.isinf(could_s + time_s):
         return
     home = devices[0]
     # A split divides the operator's memory among its devices. Data of edges are held at home.
@@ -188,43 +192,89 @@ def _run(
     own_bytes = float(workload.memory_bytes[ops[0]]) if memory_bytes is None else memory_bytes
     for device in devices:
         used[device] += own_bytes / len(devices)
-    used[home] += _edges_bytes(state, workload, tables, ops, home)
+    if workload.working_bytes is None:
+        used[home] += _edges_bytes(state, workload, tables, ops, home)
     if any(used[device] > workload.capacity_bytes[device] * (1 + SLACK) for device in devices):
         return
-    device_s = list(state.device_s)
-    for device, time_s in zip(devices, part_s, strict=True):
-        device_s[device] = start_s + time_s
-    device_s[home] = end_s
-    done, homes, ends_s = list(state.done), list(state.home), list(state.end_s)
-    for op in ops:
-        done[op], ends_s[op] = True, end_s
-        for mate in tables.mates[op]:
-            homes[mate] = home
-    run = Run(ops=ops, devices=devices, start_s=start_s, end_s=end_s)
-    yield state._replace(
-        done=tuple(done),
-        home=tuple(homes),
-        end_s=tuple(ends_s),
-        device_s=tuple(device_s),
-        used_bytes=tuple(used),
-        last_s=start_s,
-        could_s=could_s,
-        events=(*state.events, run),
-    )
+    found: Iterable[Fit] = (Fit(max(could_s, state.last_s), could_s, {}),)
+    if workload.working_bytes is not None:
+        hold_s = (time_s, *part_s[1:])
+        room = {device: float(workload.capacity_bytes[device]) * (1 + SLACK) - used[device] for device in devices}
+        after = partial(_loans_with_run, state, workload, tables, ops, devices, hold_s)
+        found = fits(could_s, state.last_s, state.loans, room, after)
+    for fit in found:
+        end_s = fit.start_s + time_s
+        device_s = list(state.device_s)
+        for device, own_s in zip(devices, part_s, strict=True):
+            device_s[device] = fit.start_s + own_s
+        device_s[home] = end_s
+        done, homes, ends_s = list(state.done), list(state.home), list(state.end_s)
+        for op in ops:
+            done[op], ends_s[op] = True, end_s
+            for mate in tables.mates[op]:
+                homes[mate] = home
+        run = Run(ops=ops, devices=devices, start_s=fit.start_s, end_s=end_s)
+        yield state._replace(
+            done=tuple(done),
+            home=tuple(homes),
+            end_s=tuple(ends_s),
+            device_s=tuple(device_s),
+            used_bytes=tuple(used),
+            loans=tuple(fit.loans.get(device, own) for device, own in enumerate(state.loans)),
+            last_s=fit.start_s,
+            could_s=fit.could_s,
+            events=(*state.events, run),
+        )
 
 
 def _edges_bytes(
     state: ScheduleState, workload: Workload, tables: ScheduleTables, ops: tuple[int, ...], home: int
 ) -> float:
     """Return the memory at home for outputs of the operators, and for inputs sent from other devices (equation 6)."""
-    made = [edge for op in ops for edge, consumer in tables.after[op] if consumer not in ops]
-    sent = [
-        edge
-        for op in ops
-        for edge, producer in tables.before[op]
-        if producer not in ops and state.home[producer] != home
-    ]
-    return float(sum(workload.data_bytes[edge] for edge in made + sent))
+    sent = [edge for edge in _taken(tables, ops) if state.home[workload.edges[edge, 0]] != home]
+    return float(sum(workload.data_bytes[edge] for edge in _made(tables, ops) + sent))
+
+
+def _made(tables: ScheduleTables, ops: tuple[int, ...]) -> list[int]:
+    """Return the edges on which a run gives data to others."""
+    return [edge for op in ops for edge, consumer in tables.after[op] if consumer not in ops]
+
+
+def _taken(tables: ScheduleTables, ops: tuple[int, ...]) -> list[int]:
+    """Return the edges on which a run takes data of others."""
+    return [edge for op in ops for edge, producer in tables.before[op] if producer not in ops]
+
+
+def _loans_with_run(
+    state: ScheduleState,
+    workload: Workload,
+    tables: ScheduleTables,
+    ops: tuple[int, ...],
+    devices: tuple[int, ...],
+    hold_s: tuple[float, ...],
+    start_s: float,
+) -> dict[int, Loans]:
+    """Return the loans of some devices with a run that starts at a time.
+
+    Args:
+        state: State before the run.
+        workload: Workload that releases memory.
+        tables: Tables of the workload.
+        ops: Number of the operator, or the two numbers of fused ones.
+        devices: Devices that run it, the home first.
+        hold_s: Time for which it holds each of them [s].
+        start_s: Start of the run [s].
+    """
+    assert workload.working_bytes is not None, "memory is released"
+    working = float(sum(workload.working_bytes[op] for op in ops)) / len(devices)
+    found = {device: state.loans[device] for device in devices}
+    if working:
+        for device, own_s in zip(devices, hold_s, strict=True):
+            found[device] = (*found[device], Loan(WORK, start_s, start_s + own_s, working))
+    home = devices[0]
+    made = (Loan(edge, start_s, math.inf, float(workload.data_bytes[edge])) for edge in _made(tables, ops))
+    found[home] = (*ended(found[home], _taken(tables, ops), start_s + hold_s[0]), *made)
+    return found
 
 
 def with_transfer(
@@ -253,32 +303,48 @@ def with_transfer(
             alike = tuple(sorted((tables.link_class[link], state.link_s[link]) for link in way.holds))
             if alike not in seen:
                 seen.add(alike)
-                sent = _send(state, way, edge, producer, consumer, target, float(workload.data_bytes[edge]))
-                homes = list(sent.home)
-                for mate in tables.mates[consumer]:
-                    homes[mate] = target
-                yield sent._replace(home=tuple(homes))
+                for sent in _send(state, workload, way, edge, source, target):
+                    homes = list(sent.home)
+                    for mate in tables.mates[consumer]:
+                        homes[mate] = target
+                    yield sent._replace(home=tuple(homes))
 
 
 def _send(
-    state: ScheduleState, way: Way, edge: int, producer: int, consumer: int, target: int, size: float
-) -> ScheduleState:
-    """Return the state with a transfer over a way."""
+    state: ScheduleState, workload: Workload, way: Way, edge: int, source: int, target: int
+) -> Iterator[ScheduleState]:
+    """Yield the state with a transfer over a way if its data have room at their target."""
+    producer, consumer = workload.edges[edge].tolist()
+    size = float(workload.data_bytes[edge])
+    time_s = way.transfer_s(size)
     could_s = max(state.end_s[producer], *(state.link_s[link] for link in way.holds))
-    start_s = max(could_s, state.last_s)
-    end_s = start_s + way.transfer_s(size)
-    link_s = list(state.link_s)
-    for link in way.holds:
-        link_s[link] = end_s
-    sent, homes, ends_s = list(state.sent), list(state.home), list(state.end_s)
-    sent[edge], homes[consumer], ends_s[consumer] = True, target, max(ends_s[consumer], end_s)
-    transfer = Transfer(edge=edge, links=way.links, start_s=start_s, end_s=end_s)
-    return state._replace(
-        sent=tuple(sent),
-        home=tuple(homes),
-        end_s=tuple(ends_s),
-        link_s=tuple(link_s),
-        last_s=start_s,
-        could_s=could_s,
-        events=(*state.events, transfer),
-    )
+    found: Iterable[Fit] = (Fit(max(could_s, state.last_s), could_s, {}),)
+    if workload.working_bytes is not None:
+        room = {target: float(workload.capacity_bytes[target]) * (1 + SLACK) - state.used_bytes[target]}
+        after = partial(_loans_with_data, state.loans[target], target, edge, size)
+        found = fits(could_s, state.last_s, state.loans, room, after)
+    for fit in found:
+        end_s = fit.start_s + time_s
+        link_s = list(state.link_s)
+        for link in way.holds:
+            link_s[link] = end_s
+        sent, homes, ends_s = list(state.sent), list(state.home), list(state.end_s)
+        sent[edge], homes[consumer], ends_s[consumer] = True, target, max(ends_s[consumer], end_s)
+        loans = [fit.loans.get(device, own) for device, own in enumerate(state.loans)]
+        loans[source] = ended(loans[source], (edge,), end_s)
+        transfer = Transfer(edge=edge, links=way.links, start_s=fit.start_s, end_s=end_s)
+        yield state._replace(
+            sent=tuple(sent),
+            home=tuple(homes),
+            end_s=tuple(ends_s),
+            link_s=tuple(link_s),
+            loans=tuple(loans),
+            last_s=fit.start_s,
+            could_s=fit.could_s,
+            events=(*state.events, transfer),
+        )
+
+
+def _loans_with_data(own: Loans, target: int, edge: int, size: float, start_s: float) -> dict[int, Loans]:
+    """Return the loans of a device with data that begin to arrive at a time."""
+    return {target: (*own, Loan(edge, start_s, math.inf, size))}
