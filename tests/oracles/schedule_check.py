@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tuner.planners.scheduling.problem import Run, Schedule, Workload, ways_between
+from tuner.planners.scheduling.problem import Run, Schedule, Split, Workload, ways_between
 
 TOLERANCE_S = 1e-6
 """Tolerance of times, for solvers that accept slightly violated limits; in the unit of a workload's times."""
@@ -121,7 +121,11 @@ def _memory(workload: Workload, schedule: Schedule) -> Iterator[str]:
     for run in schedule.runs:
         fused = next((fusion for fusion in workload.fusions if (fusion.first, fusion.second) == run.ops), None)
         own = workload.memory_bytes[run.ops[0]] if fused is None else fused.memory_bytes
-        kept[list(run.devices)] += own / len(run.devices)
+        split = _split_of(workload, run)
+        if split is None or split.received_bytes is None:
+            kept[list(run.devices)] += own / len(run.devices)
+        else:
+            kept[run.devices[0]] += own
     # what is there for a time: device, from and to when, and how much
     spans = [*_data_spans(workload, schedule), *_work_spans(workload, schedule)]
     for device in range(workload.num_devices):
@@ -160,5 +164,13 @@ def _work_spans(workload: Workload, schedule: Schedule) -> Iterator[tuple[int, f
     if workload.working_bytes is not None:
         for run in schedule.runs:
             size = float(workload.working_bytes[list(run.ops)].sum()) / len(run.devices)
+            split = _split_of(workload, run)
+            received = (split.received_bytes or 0.0) if split else 0.0
             for device in run.devices:
-                yield device, run.start_s, _free_s(workload, run, device), size
+                more = 0.0 if device == run.devices[0] else received
+                yield device, run.start_s, _free_s(workload, run, device), size + more
+
+
+def _split_of(workload: Workload, run: Run) -> Split | None:
+    """Return the split of a run; no operator has two of as many parts."""
+    return next((one for one in workload.splits if (one.op, one.parts) == (run.ops[0], len(run.devices))), None)

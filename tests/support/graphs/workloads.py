@@ -90,6 +90,7 @@ def random_workload(rng, *, num_ops, num_devices=2, num_splits=0, num_fusions=0,
                 parts=2,
                 part_s=tuple((exec_s[op] * rng.uniform(0.45, 0.7)).tolist()),
                 gather_s=tuple(map(tuple, rng.uniform(0.0, 0.6, (num_devices, num_devices)).tolist())),
+                received_bytes=float(rng.uniform(0.0, 2.0)) if releases and rng.random() < 0.5 else None,
             )
             for op in rng.choice(num_ops, min(num_splits, num_ops), replace=False)
         ),

@@ -164,9 +164,12 @@ def used_bytes(workload: Workload, schedule: Schedule) -> FloatArray:
     memory_of: dict[tuple[int, ...], float] = {
         (fusion.first, fusion.second): fusion.memory_bytes for fusion in workload.fusions
     }
+    split_of = {(split.op, split.parts): split for split in workload.splits}
     for run in schedule.runs:
         own_bytes = memory_of[run.ops] if len(run.ops) > 1 else float(workload.memory_bytes[run.ops[0]])
-        used[list(run.devices)] += own_bytes / len(run.devices)
+        is_split = len(run.devices) > 1
+        shares = split_of[run.ops[0], len(run.devices)].memory_shares(own_bytes) if is_split else (own_bytes,)
+        used[list(run.devices)] += shares
     if workload.working_bytes is not None:
         return used + np.array([peak_bytes(loans) for loans in loans_of(workload, schedule)])
     inside = {run.ops for run in schedule.runs}

@@ -201,6 +201,6 @@ class OperatorPlacementKeys(DocumentedModel):
     """Share of each device's memory that must stay free."""
 
     release_memory: bool = True
-    """Whether data and working memory are released once nobody needs them any more. `false` counts them from beginning to
-    end, as the paper's equation 6 does.
+    """Whether data and working memory are released once nobody needs them any more. `false` counts them from beginning
+    to end, as the paper's equation 6 does.
     """

@@ -3,15 +3,19 @@
 This is list scheduling with a beam. HEFT (Topcuoglu et al. 2002) places one operator after the other where it ends
 first. Here the bound on the whole cost decides, and a few partial schedules are kept instead of one. Additions need not
 be made in the order of their starts, so that no operator waits for that order.
+
+The bound does not see memory run out, so that all attempts may fill one device and end there. Then the beam begins
+again, and the fuller the fullest device is, the more a partial schedule counts.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tuner.planners.scheduling.bounds import cost_bounds_s
+from tuner.planners.scheduling.memory import peak_bytes
 from tuner.planners.scheduling.problem import Workload
 from tuner.planners.scheduling.state import NOWHERE, ScheduleState, with_run, with_transfer
 from tuner.planners.scheduling.tables import ScheduleTables
@@ -19,12 +23,31 @@ from tuner.planners.scheduling.tables import ScheduleTables
 BEAM = 6
 """Number of partial schedules that are kept."""
 
+FILL_WEIGHTS = (0.0, 1.0, 4.0)
+"""Weights of the fullest device in one attempt after the other, until one does not run out of memory (assumed)."""
+
 NONE_SPARED: frozenset[int] = frozenset()
 """Value of `untouched` with which every device is tried."""
 
 
 def complete_greedily(state: ScheduleState, workload: Workload, tables: ScheduleTables) -> ScheduleState | None:
     """Complete a partial schedule; None if every attempt runs out of memory."""
+    attempts = (_beam_search(state, workload, tables, fill_weight=weight) for weight in FILL_WEIGHTS)
+    return next((found for found in attempts if found), None)
+
+
+def _beam_search(
+    state: ScheduleState, workload: Workload, tables: ScheduleTables, *, fill_weight: float
+) -> ScheduleState | None:
+    """Complete a partial schedule with several attempts side by side; None if all run out of memory.
+
+    Args:
+        state: Partial schedule.
+        workload: Workload to schedule.
+        tables: Tables of the workload.
+        fill_weight: Weight of the share of memory in use on the fullest device, as a share of the bound.
+    """
+    capacity: list[float] = workload.capacity_bytes.tolist()
     best, best_s = None, math.inf
     beam = [state]
     while beam:
@@ -39,11 +62,18 @@ def complete_greedily(state: ScheduleState, workload: Workload, tables: Schedule
         open_ = []
         for child, bound_s in zip(children, bounds_s, strict=True):
             if not all(child.done):
-                open_.append((bound_s, sum(child.end_s), child))
+                fill = _fill(child, capacity) if fill_weight else 0.0
+                open_.append((bound_s * (1 + fill_weight * fill), sum(child.end_s), child))
             elif bound_s < best_s:
                 best, best_s = child, bound_s
         beam = [child for _, _, child in heapq.nsmallest(BEAM, open_, key=lambda entry: entry[:2])]
     return best
+
+
+def _fill(state: ScheduleState, capacity: Sequence[float]) -> float:
+    """Return the share of its memory that the fullest device has in use, at its peak."""
+    used = zip(state.used_bytes, state.loans, capacity, strict=True)
+    return max((kept + peak_bytes(loans)) / whole for kept, loans, whole in used)
 
 
 def _placements(state: ScheduleState, workload: Workload, tables: ScheduleTables) -> Iterator[ScheduleState]:

@@ -64,12 +64,26 @@ class Split:
         part_s: Time of one part on each device [D].
         gather_s: Time of sending inputs from each home to each other device and gathering its results, after the
             longest part [D, D]; all other devices do so at once.
+        received_bytes: What each device but the home gets for the run, while the operator's own memory stays at home.
+            None if that memory is shared in equal parts, and nothing else is held.
     """
 
     op: int
     parts: int
     part_s: tuple[float, ...]
     gather_s: tuple[tuple[float, ...], ...]
+    received_bytes: float | None = None
+
+    def memory_shares(self, own_bytes: float) -> tuple[float, ...]:
+        """Return what each device holds from beginning to end of the operator's own memory, the home first [parts]."""
+        if self.received_bytes is None:
+            return (own_bytes / self.parts,) * self.parts
+        return (own_bytes, *(0.0,) * (self.parts - 1))
+
+    def working_shares(self, working_bytes: float) -> tuple[float, ...]:
+        """Return what each device takes while the operator runs, the home first [parts]."""
+        own_bytes = working_bytes / self.parts
+        return (own_bytes, *(own_bytes + (self.received_bytes or 0.0),) * (self.parts - 1))
 
     def gathering_s(self, devices: tuple[int, ...]) -> float:
         """Return the time of gathering at the first of some devices [s]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -74,9 +75,12 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
         return Incumbent(cost=schedule.cost_s(self.workload), solution=schedule)
 
     def greedy(self, node: ScheduleNode) -> Incumbent[Schedule] | None:
-        """Complete the schedule greedily, see `greedy`; at the root, compare with the known schedules."""
-        state = complete_greedily(node.state, self.workload, self._tables)
-        found = [] if state is None else [self.complete(ScheduleNode(state, node.bound))]
+        """Complete the schedule greedily, see `greedy`; at the root also without splits, beside the known schedules."""
+        states = [complete_greedily(node.state, self.workload, self._tables)]
+        if not node.state.events and self.workload.splits:
+            whole = replace(self.workload, splits=())
+            states.append(complete_greedily(node.state, whole, schedule_tables(whole)))
+        found = [self.complete(ScheduleNode(state, node.bound)) for state in states if state is not None]
         if not node.state.events:
             found += [Incumbent(cost=one.cost_s(self.workload), solution=one) for one in self._known]
         return min((one for one in found if one), key=lambda one: one.cost, default=None)

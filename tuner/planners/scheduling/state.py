@@ -20,7 +20,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tuner.planners.scheduling.memory import WORK, Fit, Loan, Loans, ended, fits
-from tuner.planners.scheduling.problem import Run, Transfer, Way, Workload
+from tuner.planners.scheduling.problem import Run, Split, Transfer, Way, Workload
 from tuner.planners.scheduling.tables import ScheduleTables, prefixes_kept, subsets
 
 NOWHERE = -1
@@ -130,7 +130,7 @@ def with_run(
                 if prefixes_kept(devices, untouched, tables.device_class):
                     part_s = tuple(split.part_s[device] for device in devices)
                     gather_s = split.gathering_s(devices)
-                    yield from _run(state, workload, tables, (op,), devices, part_s, gather_s, start_s)
+                    yield from _run(state, workload, tables, (op,), devices, part_s, gather_s, start_s, split=split)
         # A fused run needs the inputs of both operators.
         for fusion in tables.fusions[op]:
             both = (op, fusion.second)
@@ -167,8 +167,9 @@ def _run(
     gather_s: float,
     inputs_s: float,
     memory_bytes: float | None = None,
+    split: Split | None = None,
 ) -> Iterator[ScheduleState]:
-    """Yield the state with a run if it is possible and fits into memory.
+    """Yield the states with a run if it is possible and fits into memory; several where it may wait for room.
 
     Args:
         state: State before the run.
@@ -180,6 +181,7 @@ def _run(
         gather_s: Time at home after the longest part [s].
         inputs_s: Time when all inputs are there [s].
         memory_bytes: Memory of the operators; None for that of the first one.
+        split: Split of the operator; None if it runs on one device.
     """
     # `could_s` ignores the order of additions, `start_s` keeps to it.
     could_s = max(inputs_s, *(state.device_s[device] for device in devices))
@@ -187,11 +189,11 @@ def _run(
     if math.isinf(could_s + time_s):
         return
     home = devices[0]
-    # A split divides the operator's memory among its devices. Data of edges are held at home.
+    # Data of edges are held at home.
     used = list(state.used_bytes)
     own_bytes = float(workload.memory_bytes[ops[0]]) if memory_bytes is None else memory_bytes
-    for device in devices:
-        used[device] += own_bytes / len(devices)
+    for device, share in zip(devices, (own_bytes,) if split is None else split.memory_shares(own_bytes), strict=True):
+        used[device] += share
     if workload.working_bytes is None:
         used[home] += _edges_bytes(state, workload, tables, ops, home)
     if any(used[device] > workload.capacity_bytes[device] * (1 + SLACK) for device in devices):
@@ -200,7 +202,9 @@ def _run(
     if workload.working_bytes is not None:
         hold_s = (time_s, *part_s[1:])
         room = {device: float(workload.capacity_bytes[device]) * (1 + SLACK) - used[device] for device in devices}
-        after = partial(_loans_with_run, state, workload, tables, ops, devices, hold_s)
+        working = float(sum(workload.working_bytes[op] for op in ops))
+        shares = (working,) if split is None else split.working_shares(working)
+        after = partial(_loans_with_run, state, workload, tables, ops, devices, hold_s, shares)
         found = fits(could_s, state.last_s, state.loans, room, after)
     for fit in found:
         end_s = fit.start_s + time_s
@@ -252,6 +256,7 @@ def _loans_with_run(
     ops: tuple[int, ...],
     devices: tuple[int, ...],
     hold_s: tuple[float, ...],
+    shares: tuple[float, ...],
     start_s: float,
 ) -> dict[int, Loans]:
     """Return the loans of some devices with a run that starts at a time.
@@ -263,14 +268,13 @@ def _loans_with_run(
         ops: Number of the operator, or the two numbers of fused ones.
         devices: Devices that run it, the home first.
         hold_s: Time for which it holds each of them [s].
+        shares: Memory that it takes on each of them meanwhile [bytes].
         start_s: Start of the run [s].
     """
-    assert workload.working_bytes is not None, "memory is released"
-    working = float(sum(workload.working_bytes[op] for op in ops)) / len(devices)
     found = {device: state.loans[device] for device in devices}
-    if working:
-        for device, own_s in zip(devices, hold_s, strict=True):
-            found[device] = (*found[device], Loan(WORK, start_s, start_s + own_s, working))
+    for device, own_s, share in zip(devices, hold_s, shares, strict=True):
+        if share:
+            found[device] = (*found[device], Loan(WORK, start_s, start_s + own_s, share))
     home = devices[0]
     made = (Loan(edge, start_s, math.inf, float(workload.data_bytes[edge])) for edge in _made(tables, ops))
     found[home] = (*ended(found[home], _taken(tables, ops), start_s + hold_s[0]), *made)
