@@ -171,7 +171,8 @@ def used_bytes(workload: Workload, schedule: Schedule) -> FloatArray:
         shares = split_of[run.ops[0], len(run.devices)].memory_shares(own_bytes) if is_split else (own_bytes,)
         used[list(run.devices)] += shares
     if workload.working_bytes is not None:
-        return used + np.array([peak_bytes(loans) for loans in loans_of(workload, schedule)])
+        used += [peak_bytes(loans) for loans in loans_of(workload, schedule)]
+        return used
     inside = {run.ops for run in schedule.runs}
     for (source, target), size in zip(workload.edges.tolist(), workload.data_bytes.tolist(), strict=True):
         if (source, target) not in inside:

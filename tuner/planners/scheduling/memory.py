@@ -73,13 +73,14 @@ def loans_of(workload: Workload, schedule: Schedule) -> tuple[Loans, ...]:
     run_of = {op: run for run in schedule.runs for op in run.ops}
     sent = {transfer.edge: transfer for transfer in schedule.transfers}
     split_of = {(split.op, split.parts): split for split in workload.splits}
+    part_s = {key: split.part_s for key, split in split_of.items()}
     for run in schedule.runs:
         working = float(sum(workload.working_bytes[op] for op in run.ops))
         split = split_of[run.ops[0], len(run.devices)] if len(run.devices) > 1 else None
         shares = (working,) if split is None else split.working_shares(working)
         for device, share in zip(run.devices, shares, strict=True):
-            is_home = split is None or device == run.devices[0]
-            end_s = run.end_s if is_home else run.start_s + split.part_s[device]
+            at_home = split is None or device == run.devices[0]
+            end_s = run.end_s if at_home else run.start_s + part_s[run.ops[0], len(run.devices)][device]
             found[device].append(Loan(WORK, run.start_s, end_s, share))
     for edge, ((u, v), size) in enumerate(zip(workload.edges.tolist(), workload.data_bytes.tolist(), strict=True)):
         giver, taker = run_of[u], run_of[v]
