@@ -27,8 +27,8 @@ from tuner.place.operators.pricing import UNKNOWN, Captured, PricedOperator, Sit
 from tuner.place.operators.program_splits import Sharing, sharings
 from tuner.planners.scheduling.problem import Split, ways_over
 
-LEAST_SHARE = 0.01
-"""Least share of all time of an operator that may be split (assumed)."""
+LEAST_SHARE = 0.3
+"""Least time of an operator that may be split, as a share of an equal part of all time (assumed)."""
 
 LEAST_GAIN = 0.1
 """Least share of an operator's time that a split into more parts must save (assumed)."""
@@ -137,6 +137,7 @@ def _priced(graph: Graph, coarse: Coarse, seconds: FloatArray, site: Site) -> It
         inputs[target].append((names[source], sum(graph.tensors[tensor].num_bytes for tensor in handed)))
     mate_of = {group: names[home[0]] for home in coarse.homes for group in home[1:]}
     working_bytes = working_bytes_of(graph, coarse)
+    equal_s = float(seconds.sum(axis=0).mean()) / len(coarse.groups)
     for at, ops in enumerate(coarse.groups):
         sources = [result for op in ops if graph.ops[op].begins for result in graph.ops[op].results]
         yield PricedOperator(
@@ -145,15 +146,23 @@ def _priced(graph: Graph, coarse: Coarse, seconds: FloatArray, site: Site) -> It
             memory_bytes=sum(graph.tensors[tensor].num_bytes for tensor in sources),
             inputs=tuple(inputs[at]),
             working_bytes=working_bytes[at],
-            splits=tuple(_splits(graph, ops, seconds, site)),
+            splits=tuple(_splits(graph, ops, seconds, site, equal_s=equal_s)),
             same_device_as=mate_of.get(at),
         )
 
 
-def _splits(graph: Graph, ops: Sequence[int], seconds: FloatArray, site: Site) -> Iterator[Split]:
-    """Yield the splits of a group that are worth it, each by so much faster than any into fewer parts."""
+def _splits(graph: Graph, ops: Sequence[int], seconds: FloatArray, site: Site, *, equal_s: float) -> Iterator[Split]:
+    """Yield the splits of a group that are worth it, each by so much faster than any into fewer parts.
+
+    Args:
+        graph: Captured step.
+        ops: Operators of the group.
+        seconds: Time of each captured operator on every device [ops, D] [s].
+        site: Devices and links.
+        equal_s: Equal part of all time for each group [s].
+    """
     best_s = float(seconds[list(ops)].sum(axis=0).mean())
-    if best_s < LEAST_SHARE * float(seconds.sum(axis=0).mean()):
+    if best_s < LEAST_SHARE * equal_s:
         return
     copied, num_devices, parts = copied_tensors(graph), len(site.devices), 2
     while parts <= num_devices:

@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tuner.planners.scheduling.bounds import cost_bounds_s
 from tuner.planners.scheduling.memory import peak_bytes
 from tuner.planners.scheduling.problem import Workload
+from tuner.planners.scheduling.ranks import by_rank
 from tuner.planners.scheduling.state import NOWHERE, ScheduleState, with_run, with_transfer
 from tuner.planners.scheduling.tables import ScheduleTables
 
 BEAM = 6
 """Number of partial schedules that are kept."""
+
+MOST_READY = 4
+"""Most operators that are tried next, those of largest rank (assumed)."""
 
 FILL_WEIGHTS = (0.0, 1.0, 4.0)
 """Weights of the fullest device in one attempt after the other, until one does not run out of memory (assumed)."""
@@ -48,6 +52,7 @@ def _beam_search(
         fill_weight: Weight of the share of memory in use on the fullest device, as a share of the bound.
     """
     capacity: list[float] = workload.capacity_bytes.tolist()
+    place = {op: at for at, op in enumerate(by_rank(workload, tables))}
     best, best_s = None, math.inf
     beam = [state]
     while beam:
@@ -55,7 +60,7 @@ def _beam_search(
         grown = {
             (child.done, child.home, child.end_s): child
             for member in beam
-            for child in _placements(member, workload, tables)
+            for child in _placements(member, workload, tables, place)
         }
         children = list(grown.values())
         bounds_s = cost_bounds_s(children, workload, tables).tolist()
@@ -76,16 +81,28 @@ def _fill(state: ScheduleState, capacity: Sequence[float]) -> float:
     return max((kept + peak_bytes(loans)) / whole for kept, loans, whole in used)
 
 
-def _placements(state: ScheduleState, workload: Workload, tables: ScheduleTables) -> Iterator[ScheduleState]:
-    """Yield every operator whose predecessors are done, on every device, with the transfers of its inputs."""
-    for op, is_done in enumerate(state.done):
-        if is_done or not all(state.done[producer] for _, producer in tables.before[op]):
-            continue
+def _placements(
+    state: ScheduleState, workload: Workload, tables: ScheduleTables, place: Mapping[int, int]
+) -> Iterator[ScheduleState]:
+    """Yield the operators of largest rank whose predecessors are done, on every device, with transfers of their inputs.
+
+    Args:
+        state: Partial schedule.
+        workload: Workload to schedule.
+        tables: Tables of the workload.
+        place: Place of each operator in the order of ranks.
+    """
+    ready = (
+        op
+        for op, is_done in enumerate(state.done)
+        if not is_done and all(state.done[producer] for _, producer in tables.before[op])
+    )
+    for op in heapq.nsmallest(MOST_READY, ready, key=place.__getitem__):
         homes = range(workload.num_devices) if state.home[op] == NOWHERE else (state.home[op],)
         for home in homes:
             supplied = send_inputs(state, workload, tables, op, home)
             if supplied is not None:
-                for child in with_run(supplied, workload, tables, op, NONE_SPARED):
+                for child in with_run(supplied, workload, tables, op, NONE_SPARED, free_first=True):
                     if child.home[op] == home:
                         yield child._replace(last_s=0.0)
 

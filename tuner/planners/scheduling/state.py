@@ -107,7 +107,13 @@ def _untouched(state: ScheduleState, workload: Workload) -> frozenset[int]:
 
 
 def with_run(
-    state: ScheduleState, workload: Workload, tables: ScheduleTables, op: int, untouched: frozenset[int]
+    state: ScheduleState,
+    workload: Workload,
+    tables: ScheduleTables,
+    op: int,
+    untouched: frozenset[int],
+    *,
+    free_first: bool = False,
 ) -> Iterator[ScheduleState]:
     """Yield the operator on every device that has its inputs: whole, split, and fused with each of its successors.
 
@@ -117,6 +123,7 @@ def with_run(
         tables: Tables of the workload.
         op: Number of an operator that is not done.
         untouched: Devices in use by nobody; of several that are alike only the first is tried.
+        free_first: Whether a split takes the other devices that are free first, and no others.
     """
     for home in range(workload.num_devices):
         start_s = _inputs_s(state, tables, op, home)
@@ -125,7 +132,8 @@ def with_run(
         yield from _run(state, workload, tables, (op,), (home,), (float(workload.exec_s[op, home]),), 0.0, start_s)
         # A split runs at home and on any other devices; their order does not matter.
         for split in tables.splits[op]:
-            for others in subsets(range(workload.num_devices), home, split.parts - 1):
+            all_others = subsets(range(workload.num_devices), home, split.parts - 1)
+            for others in [_free_first(state, home, split.parts - 1)] if free_first else all_others:
                 devices = (home, *others)
                 if prefixes_kept(devices, untouched, tables.device_class):
                     part_s = tuple(split.part_s[device] for device in devices)
@@ -140,6 +148,12 @@ def with_run(
                 yield from _run(
                     state, workload, tables, both, (home,), time_s, 0.0, both_s, memory_bytes=fusion.memory_bytes
                 )
+
+
+def _free_first(state: ScheduleState, home: int, count: int) -> tuple[int, ...]:
+    """Return the devices beside the home that are free first."""
+    others = (device for device in range(len(state.device_s)) if device != home)
+    return tuple(sorted(others, key=state.device_s.__getitem__)[:count])
 
 
 def _inputs_s(state: ScheduleState, tables: ScheduleTables, op: int, home: int, fused_with: int = NOWHERE) -> float:
