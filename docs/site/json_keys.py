@@ -324,13 +324,13 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "graphs": "for each model its name, weight and end [s]",
             "operators": "for each operator its model, devices (the home first), what it is fused with, start and end "
             "[s]",
-            "used_bytes": "memory that operators and their data take on each device [bytes]",
+            "used_bytes": "most memory that operators and their data take on each device at a time [bytes]",
             "timeline": "runs on each device, and transfers with the links that carry them, with start and end [s]",
             "baselines": "schedules by rule and of HiGHS: name, meaning and weighted sum [s], null if none was found",
             "captured": "for each captured step its graph and factory, the operators that were `captured` and those "
             "that it was coarsened to, the sets of these that share a device (`homes`), `flop`, memory of parameters, "
-            "moments and inputs (`state_bytes`), data between operators (`cut_bytes`), memory kept free on each device "
-            "(`working_bytes`), and operators without a known rule (`unknown`)",
+            "moments and inputs (`state_bytes`), data between operators (`cut_bytes`), the most memory that lives "
+            "inside of one while it runs (`working_bytes`), and operators without a known rule (`unknown`)",
         },
     },
     "replan": {

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tuner.planners.scheduling.problem import Run, Schedule, Workload, ways_between
+from tuner.planners.scheduling.problem import Run, Schedule, Split, Workload, ways_between
 
 TOLERANCE_S = 1e-6
 """Tolerance of times, for solvers that accept slightly violated limits; in the unit of a workload's times."""
@@ -116,16 +116,61 @@ def _free_s(workload: Workload, run: Run, device: int) -> float:
 
 
 def _memory(workload: Workload, schedule: Schedule) -> Iterator[str]:
-    """Yield a sentence for each device that holds too much (equation 6)."""
-    used = np.zeros(workload.num_devices)
+    """Yield a sentence for each device that holds too much (equation 6), at any time if memory is released."""
+    kept = np.zeros(workload.num_devices)
     for run in schedule.runs:
         fused = next((fusion for fusion in workload.fusions if (fusion.first, fusion.second) == run.ops), None)
         own = workload.memory_bytes[run.ops[0]] if fused is None else fused.memory_bytes
-        used[list(run.devices)] += own / len(run.devices)
-    home = schedule.devices()
-    inside = {run.ops for run in schedule.runs if len(run.ops) == 2}
-    for (u, v), size in zip(workload.edges.tolist(), workload.data_bytes, strict=True):
-        if (u, v) not in inside:
-            used[list({home[u], home[v]})] += size
-    for device in np.flatnonzero(used > workload.capacity_bytes * (1 + TOLERANCE_S)):
-        yield f"device {device} holds {used[device]} bytes of {workload.capacity_bytes[device]}"
+        split = _split_of(workload, run)
+        if split is None or split.received_bytes is None:
+            kept[list(run.devices)] += own / len(run.devices)
+        else:
+            kept[run.devices[0]] += own
+    # what is there for a time: device, from and to when, and how much
+    spans = [*_data_spans(workload, schedule), *_work_spans(workload, schedule)]
+    for device in range(workload.num_devices):
+        own_spans = [span for span in spans if span[0] == device]
+        used = max(
+            (
+                sum(size for _, start_s, end_s, size in own_spans if start_s <= time_s < end_s - TOLERANCE_S)
+                for _, time_s, _, _ in own_spans
+            ),
+            default=0.0,
+        )
+        if kept[device] + used > workload.capacity_bytes[device] * (1 + TOLERANCE_S):
+            yield f"device {device} holds {kept[device] + used} bytes of {workload.capacity_bytes[device]}"
+
+
+def _data_spans(workload: Workload, schedule: Schedule) -> Iterator[tuple[int, float, float, float]]:
+    """Yield when the data of each edge are on which device; always, if memory is not released."""
+    run_of = {op: run for run in schedule.runs for op in run.ops}
+    sent = {transfer.edge: transfer for transfer in schedule.transfers}
+    for edge, (u, v) in enumerate(workload.edges.tolist()):
+        size, giver, taker = float(workload.data_bytes[edge]), run_of[u], run_of[v]
+        source, target = giver.devices[0], taker.devices[0]
+        if giver is taker:
+            continue
+        if workload.working_bytes is None:
+            yield from ((device, -1.0, np.inf, size) for device in {source, target})
+        elif source == target:
+            yield source, giver.start_s, taker.end_s, size
+        else:
+            yield source, giver.start_s, sent[edge].end_s, size
+            yield target, sent[edge].start_s, taker.end_s, size
+
+
+def _work_spans(workload: Workload, schedule: Schedule) -> Iterator[tuple[int, float, float, float]]:
+    """Yield what runs take while they run, if memory is released."""
+    if workload.working_bytes is not None:
+        for run in schedule.runs:
+            size = float(workload.working_bytes[list(run.ops)].sum()) / len(run.devices)
+            split = _split_of(workload, run)
+            received = (split.received_bytes or 0.0) if split else 0.0
+            for device in run.devices:
+                more = 0.0 if device == run.devices[0] else received
+                yield device, run.start_s, _free_s(workload, run, device), size + more
+
+
+def _split_of(workload: Workload, run: Run) -> Split | None:
+    """Return the split of a run; no operator has two of as many parts."""
+    return next((one for one in workload.splits if (one.op, one.parts) == (run.ops[0], len(run.devices))), None)

@@ -1,7 +1,8 @@
 """Exhaustive solver of the scheduling problem: the oracle of the tests, for a handful of operators.
 
 Every choice of fusions, splits, devices and ways is tried, and for each of them every order of runs and transfers that
-the dependencies allow. It shares the types of `scheduling.problem` with the search and nothing else.
+the dependencies allow. Where memory is released, a run or a transfer may also wait for the end of any other. It shares
+the types of `scheduling.problem` with the search and nothing else.
 """
 
 from __future__ import annotations
@@ -57,11 +58,10 @@ def schedule_exhaustively(workload: Workload) -> Schedule | None:
     for fused in _fusions(workload):
         for jobs in itertools.product(*(_jobs(workload, ops) for ops in fused)):
             for routes in _routes(workload, jobs):
-                schedule = min(
-                    _schedules(workload, jobs, routes), key=lambda found: found.cost_s(workload), default=None
-                )
-                if schedule is not None and schedule.cost_s(workload) < best_s and not violations(workload, schedule):
-                    best, best_s = schedule, schedule.cost_s(workload)
+                for schedule in _schedules(workload, jobs, routes):
+                    cost_s = schedule.cost_s(workload)
+                    if cost_s < best_s and not violations(workload, schedule):
+                        best, best_s = schedule, cost_s
     return best
 
 
@@ -121,33 +121,44 @@ def _schedules(workload: Workload, jobs: tuple[_Job, ...], routes: dict[int, Way
             is_ready = all(edge in times.sent if edge in routes else giver in times.jobs for edge, giver in needs[at])
             if at not in times.jobs and is_ready:
                 inputs = [times.sent[edge][1] if edge in routes else times.jobs[giver][1] for edge, giver in needs[at]]
-                start_s = max([*inputs, *(times.device_s[device] for device in job.devices)])
                 held = dict(zip(job.devices, job.hold_s, strict=True))
-                device_s = tuple(
-                    start_s + held[device] if device in held else free for device, free in enumerate(times.device_s)
-                )
-                yield from orders(
-                    _Times(
-                        jobs=times.jobs | {at: (start_s, start_s + job.time_s)},
-                        sent=times.sent,
-                        device_s=device_s,
-                        link_s=times.link_s,
+                earliest_s = max([*inputs, *(times.device_s[device] for device in job.devices)])
+                for start_s in starts(times, earliest_s):
+                    device_s = tuple(
+                        start_s + held[device] if device in held else free for device, free in enumerate(times.device_s)
                     )
-                )
+                    yield from orders(
+                        _Times(
+                            jobs=times.jobs | {at: (start_s, start_s + job.time_s)},
+                            sent=times.sent,
+                            device_s=device_s,
+                            link_s=times.link_s,
+                        )
+                    )
         for edge, way in routes.items():
             giver = job_of[edges[edge][0]]
             if edge not in times.sent and giver in times.jobs:
-                start_s = max([times.jobs[giver][1], *(times.link_s[link] for link in way.holds)])
-                end_s = start_s + way.transfer_s(float(workload.data_bytes[edge]))
-                link_s = tuple(end_s if link in way.holds else free for link, free in enumerate(times.link_s))
-                yield from orders(
-                    _Times(
-                        jobs=times.jobs,
-                        sent=times.sent | {edge: (start_s, end_s)},
-                        device_s=times.device_s,
-                        link_s=link_s,
+                earliest_s = max([times.jobs[giver][1], *(times.link_s[link] for link in way.holds)])
+                for start_s in starts(times, earliest_s):
+                    end_s = start_s + way.transfer_s(float(workload.data_bytes[edge]))
+                    link_s = tuple(end_s if link in way.holds else free for link, free in enumerate(times.link_s))
+                    yield from orders(
+                        _Times(
+                            jobs=times.jobs,
+                            sent=times.sent | {edge: (start_s, end_s)},
+                            device_s=times.device_s,
+                            link_s=link_s,
+                        )
                     )
-                )
+
+    def starts(times: _Times, earliest_s: float) -> list[float]:
+        """Return the times at which an event may start: at once, or where memory is released at any later end."""
+        if workload.working_bytes is None:
+            return [earliest_s]
+        ends_s = {end_s for _, end_s in (*times.jobs.values(), *times.sent.values())}
+        # parts of a split end before their home
+        ends_s |= {times.jobs[at][0] + hold_s for at in times.jobs for hold_s in jobs[at].hold_s}
+        return [earliest_s, *sorted(end_s for end_s in ends_s if end_s > earliest_s)]
 
     nothing = _Times(jobs={}, sent={}, device_s=(0.0,) * workload.num_devices, link_s=(0.0,) * workload.num_held)
     for times in orders(nothing):

@@ -57,8 +57,7 @@ def place_graphs(
     elif answer.schedule is not None:
         _print_answer(answer)
     else:
-        kept = " All data between operators are kept until the end of the step." if placement.captured else ""
-        typer.echo(f"No schedule fits: {answer.outcome.known.value}.{kept}", err=True)
+        typer.echo(f"No schedule fits: {answer.outcome.known.value}.", err=True)
     if answer.schedule is None:
         raise typer.Exit(FOUND_NOTHING)
 
@@ -96,8 +95,8 @@ def _print_answer(answer: OperatorAnswer) -> None:
             printable(
                 f"Captured {step.graph} ({step.factory}): {step.captured:,} operators, coarsened to {step.operators}; "
                 f"{step.flop / 1e12:.4g} TFLOP, {step.state_bytes / GIB:.3g} GiB of parameters, moments and inputs, "
-                f"{step.cut_bytes / GIB:.3g} GiB between operators, {step.working_bytes / GIB:.3g} GiB kept free on "
-                "each device for what lives inside of one."
+                f"{step.cut_bytes / GIB:.3g} GiB between operators, at most {step.working_bytes / GIB:.3g} GiB "
+                "inside of one while it runs."
             )
         )
     typer.echo("Memory [GiB]: " + ", ".join(f"device {device} {size:.3g}" for device, size in enumerate(used)))

@@ -1,5 +1,5 @@
 """Enumerate the configurations that a study may try.
 
-Begin with `enumeration.py`. `dimensions.py` is the table of dimensions, and `rules.py` holds the rules that remove
+Begin with `enumeration.py`. `dimensions.py` is the table of dimensions, and `rules/` holds the rules that remove
 configurations, each with its reason.
 """

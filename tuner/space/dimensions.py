@@ -6,7 +6,7 @@ have a table of their own in costmodels/job/parallel_config.py, with the codes a
 rows refer to it by name.
 
 A further dimension is added by a row here, by a row and two fields (of `FurtherValues` and `ConfigGrid`) in
-costmodels/job/parallel_config.py, by its rules in tuner/space/rules.py, and by the cost terms and exporters that it
+costmodels/job/parallel_config.py, by its rules in tuner/space/rules, and by the cost terms and exporters that it
 changes.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 from costmodels.job.parallel_config import DEGREES, DIMENSIONS, ENUMERATED_DIMENSIONS, Dimension, Value
 from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
-from tuner.space.rules import UNEQUAL_CHUNKS, shortens_chunks
+from tuner.space.rules.pipeline import UNEQUAL_CHUNKS, shortens_chunks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

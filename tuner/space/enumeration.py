@@ -1,6 +1,6 @@
 """Enumeration of the candidate grid, with the reason for each configuration that is left out.
 
-The rules stand in tuner/space/rules.py, the dimensions and their order of enumeration in tuner/space/dimensions.py. The
+The rules stand in tuner/space/rules, the dimensions and their order of enumeration in tuner/space/dimensions.py. The
 grid is enumerated in stages: first the five degrees that multiply to the number of devices, then one dimension after
 the other. Every rule is applied at the first stage where all dimensions that it needs are known, so that a space of
 tens of millions of raw combinations is never built. `removed` still counts raw combinations: a row that a rule drops
@@ -53,19 +53,9 @@ from tuner.space.fewer_hosts import (
     setting_on_hosts,
 )
 from tuner.space.gainful_layers import gainful_layers
-from tuner.space.rules import (
-    CHUNKS_WITHOUT_LAYERS,
-    DUPLICATE_RULES,
-    EQUAL_CHUNKS,
-    FORMER_RULES,
-    LAYER_PADDING,
-    RULE_SETS,
-    RULES,
-    THINNING_RULES,
-    Columns,
-    Keep,
-    Rule,
-)
+from tuner.space.rules.pipeline import CHUNKS_WITHOUT_LAYERS, EQUAL_CHUNKS
+from tuner.space.rules.rule import Columns, Keep, Rule
+from tuner.space.rules.rule_sets import DUPLICATE_RULES, FORMER_RULES, LAYER_PADDING, RULE_SETS, RULES, THINNING_RULES
 from tuner.space.worth_planning import worth_planning
 
 MAX_CANDIDATES = 5_000_000

@@ -15,7 +15,7 @@ from trials.trial_keys import SubjectParts
 from tuner.space.dimensions import SEARCHED
 from tuner.space.enumeration import SpaceOptions, active_rules, impossible_values
 from tuner.space.fewer_hosts import IDLE_HOSTS, is_on_fewer
-from tuner.space.rules import FORMER_RULES
+from tuner.space.rules.rule_sets import FORMER_RULES
 from tuner.study_file.cost_keys import Limits
 from tuner.study_file.study_keys import SpaceKeys
 

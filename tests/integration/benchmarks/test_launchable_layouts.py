@@ -8,7 +8,7 @@ from benchmarks.judges.launchable_layouts import failed, measure
 from benchmarks.support.oracles import children
 from benchmarks.support.oracles.draws import draws, is_listed
 from benchmarks.support.oracles.registry import FRAMEWORKS, installed
-from tuner.space.rules import RULES
+from tuner.space.rules.rule_sets import RULES
 
 pytestmark = pytest.mark.slow
 

@@ -39,11 +39,12 @@ def changed(of, **changes):
     return Workload(**(fields | changes))
 
 
-def random_workload(rng, *, num_ops, num_devices=2, num_splits=0, num_fusions=0):
+def random_workload(rng, *, num_ops, num_devices=2, num_splits=0, num_fusions=0, releases=False):
     """Draw a workload of one or two models with random dependencies, times, sizes and links.
 
     In a third of the workloads the devices are alike, in a third memory is short, and in a third all links of a device
-    pass one port that sends and one that receives. In another third two operators share a home.
+    pass one port that sends and one that receives. In another third two operators share a home. If memory is released,
+    it is always short, and most of it belongs to what is released.
     """
     num_models = int(rng.integers(1, min(2, num_ops) + 1))
     are_alike, is_tight, has_ports, has_mates = rng.random(4) < 1 / 3
@@ -67,7 +68,10 @@ def random_workload(rng, *, num_ops, num_devices=2, num_splits=0, num_fusions=0)
         if not are_alike:
             group = None if rng.random() < 0.5 else "one way or the other"
             links.append(link(source, target, bandwidth=2.0, latency_s=0.05, group=group, ports=ports))
-    needed = memory_bytes.sum() + 1.5 * data_bytes.sum()
+    working_bytes = rng.uniform(0.0, 3.0, num_ops) if releases else None
+    if working_bytes is not None:
+        memory_bytes, is_tight = memory_bytes / 4, True
+    needed = memory_bytes.sum() + 1.5 * data_bytes.sum() + (3.0 if releases else 0.0)
     direct = [(u, v) for u, v in edges if not any((u, w) in edges and _reaches(edges, w, v) for w in range(u + 1, v))]
     return workload(
         exec_s,
@@ -76,6 +80,7 @@ def random_workload(rng, *, num_ops, num_devices=2, num_splits=0, num_fusions=0)
         weights=rng.uniform(0.5, 2.0, num_models),
         memory_bytes=memory_bytes,
         data_bytes=data_bytes,
+        working_bytes=working_bytes,
         capacity_bytes=needed * rng.uniform(0.4, 0.8, num_devices) if is_tight else np.full(num_devices, needed),
         links=tuple(links),
         mates=(tuple(sorted(rng.choice(num_ops, 2, replace=False).tolist())),) if has_mates and num_ops > 1 else (),
@@ -85,6 +90,7 @@ def random_workload(rng, *, num_ops, num_devices=2, num_splits=0, num_fusions=0)
                 parts=2,
                 part_s=tuple((exec_s[op] * rng.uniform(0.45, 0.7)).tolist()),
                 gather_s=tuple(map(tuple, rng.uniform(0.0, 0.6, (num_devices, num_devices)).tolist())),
+                received_bytes=float(rng.uniform(0.0, 2.0)) if releases and rng.random() < 0.5 else None,
             )
             for op in rng.choice(num_ops, min(num_splits, num_ops), replace=False)
         ),

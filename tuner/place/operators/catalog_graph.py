@@ -3,8 +3,8 @@
 Times are those of the cost model's operators of one device (`costmodels/operators`), summed over the layers of a piece.
 The first piece has the embedding, the last one the head. All passes through a piece run on one device, because they
 share its weights. A piece holds them from beginning to end, in training with gradients and optimizer states. Inference
-keeps the activations of two layers at a time; training those of all layers, for every micro-batch until the end, as the
-problem releases nothing. The accumulation of gradients and the optimizer's update are left out.
+keeps the activations of two layers at a time while it runs; training those of all layers, from the forward pass of a
+micro-batch to its backward pass. The accumulation of gradients and the optimizer's update are left out.
 """
 
 from __future__ import annotations
@@ -61,7 +61,13 @@ def operators_of_model(own: ModelKeys, site: Site, base_dir: Path) -> tuple[Pric
         raise ConfigError(rule, key="pieces", value=own.pieces, nearest="fewer pieces or micro-batches")
     found = tuple(_passes(own, job, site))
     for piece in found:
-        check_room(piece.memory_bytes, site, piece.exec_s, key="pieces", nearest="more pieces, or fewer sequences")
+        check_room(
+            piece.memory_bytes + piece.working_bytes,
+            site,
+            piece.exec_s,
+            key="pieces",
+            nearest="more pieces, or fewer sequences",
+        )
     return found
 
 
@@ -82,7 +88,8 @@ def _passes(own: ModelKeys, job: TrainingJob, site: Site) -> Iterator[PricedOper
             yield PricedOperator(
                 name=_name("forward", batch, layers),
                 exec_s=_seconds(job.model, layers, block_s[Phase.FORWARD]),
-                memory_bytes=held + working if batch == 0 else 0.0,
+                memory_bytes=held if batch == 0 else 0.0,
+                working_bytes=working,
                 inputs=((_name("forward", batch, pieces[at - 1]), message_bytes),) if at else (),
                 same_device_as=_name("forward", 0, layers) if batch else None,
             )

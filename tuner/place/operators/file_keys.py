@@ -57,7 +57,10 @@ class OperatorKeys(DocumentedModel):
     """
 
     memory_gib: Amount = 0.0
-    """Memory that it takes on its device: weights, states and working memory [GiB]."""
+    """Memory that it takes on its device from beginning to end: weights and states [GiB]."""
+
+    working_gib: Amount = 0.0
+    """Memory that it takes only while it runs [GiB]."""
 
     inputs_gib: dict[str, Amount] = Field(default_factory=dict)
     """Operators of this graph whose results it takes, and the size of each [GiB]."""
@@ -196,3 +199,8 @@ class OperatorPlacementKeys(DocumentedModel):
 
     memory_headroom: Annotated[float, Field(ge=0, lt=1)] = 0.08
     """Share of each device's memory that must stay free."""
+
+    release_memory: bool = True
+    """Whether data and working memory are released once nobody needs them any more. `false` counts them from beginning
+    to end, as the paper's equation 6 does.
+    """

@@ -114,14 +114,17 @@ def _placement(keys: OperatorPlacementKeys, cluster: Cluster, base_dir: Path) ->
         for source, size in one.inputs
     ]
     order = {name: at for at, name in enumerate(graphs)}
+    working_bytes = np.array([one.working_bytes for _, one in operators])
     workload = Workload(
         model_of=np.array([order[graph] for graph, _ in operators], dtype=np.int64),
         weights=np.array([own.weight for own in keys.graphs.values()]),
         exec_s=np.array([one.exec_s for _, one in operators]),
-        memory_bytes=np.array([one.memory_bytes for _, one in operators]),
+        memory_bytes=np.array([one.memory_bytes for _, one in operators])
+        + (0.0 if keys.release_memory else working_bytes),
+        working_bytes=working_bytes if keys.release_memory else None,
         edges=np.array([edge[:2] for edge in edges], dtype=np.int64).reshape(-1, 2),
         data_bytes=np.array([size for _, _, size in edges]),
-        capacity_bytes=site.capacity_bytes - max((one.working_bytes for one in captured), default=0.0),
+        capacity_bytes=site.capacity_bytes,
         links=site.links,
         splits=tuple(replace(split, op=at) for at, (_, one) in enumerate(operators) for split in one.splits),
         fusions=tuple(_fusions(keys, number, site)),

@@ -42,7 +42,8 @@ class PricedOperator:
     Attributes:
         name: Name of the operator.
         exec_s: Time on each device [D]; inf where it can't run.
-        memory_bytes: Memory on its device.
+        memory_bytes: Memory on its device from beginning to end.
+        working_bytes: Memory that it takes only while it runs.
         inputs: Operators whose results it takes, with their sizes [bytes].
         splits: Ways to run it on several devices, whose `op` is not yet known.
         same_device_as: Operator on whose device it runs; None for any.
@@ -52,6 +53,7 @@ class PricedOperator:
     exec_s: tuple[float, ...]
     memory_bytes: float
     inputs: tuple[tuple[str, float], ...]
+    working_bytes: float = 0.0
     splits: tuple[Split, ...] = ()
     same_device_as: str | None = None
 
@@ -69,7 +71,7 @@ class Captured:
         flop: Floating-point operations of a step.
         state_bytes: Memory of parameters, moments and inputs.
         cut_bytes: Data that the coarse operators hand to each other.
-        working_bytes: Memory that is kept free on every device for what lives inside of a coarse operator.
+        working_bytes: Most memory that a coarse operator takes for what lives inside of it alone.
         unknown: Captured operators without a known rule, with their counts.
     """
 
@@ -98,6 +100,7 @@ def priced(name: str, own: OperatorKeys, site: Site) -> PricedOperator:
         name=name,
         exec_s=exec_s,
         memory_bytes=own.memory_gib * GIB,
+        working_bytes=own.working_gib * GIB,
         inputs=tuple((source, gib * GIB) for source, gib in own.inputs_gib.items()),
         splits=splits,
         same_device_as=own.same_device_as,
@@ -162,7 +165,9 @@ def _exchange_s(site: Site, size_bytes: float) -> tuple[tuple[float, ...], ...]:
 def _check_memory(own: OperatorKeys, site: Site, exec_s: tuple[float, ...]) -> None:
     """Check that an operator, or a part of it, fits on some device."""
     parts = max((split.parts for split in own.splits), default=1)
-    check_room(own.memory_gib * GIB / parts, site, exec_s, key="memory_gib", value=own.memory_gib)
+    key = "memory_gib" if own.memory_gib >= own.working_gib else "working_gib"
+    size_bytes = (own.memory_gib + own.working_gib) * GIB / parts
+    check_room(size_bytes, site, exec_s, key=key, value=getattr(own, key))
 
 
 def check_room(

@@ -2,14 +2,15 @@
 
 - Time: the sum over the operators of a group (`coarsening.py`) of the roofline of `operator_times.py`, in the number
   format of each operator, with the traffic and the launches that remain where XLA fuses them.
-- Memory: a group holds its parameters, moments and inputs from beginning to end. As a scheduling problem releases
-  nothing, the data between groups stay as well. What lives inside of a group alone is gone when it has run; the most
-  that any group needs for it is kept free on every device.
+- Memory: a group holds its parameters, moments and inputs from beginning to end, and while it runs the most that lives
+  inside of it alone. Data between groups are released once they have been read.
+- Splits: `program_splits.py`.
 - Data: a group hands another the tensors that it reads, each once; on a device that both must share, no states.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,11 +20,21 @@ from costmodels.sharding.frontends.factories import graph_of_factory, graph_of_t
 from costmodels.sharding.fusion import lifetimes, traffic_of
 from costmodels.sharding.graph import Graph
 from hardware.arrays import FloatArray
-from hardware.device import Device
-from tuner.place.operators.coarsening import Coarse, coarsen
+from tuner.place.operators.coarsening import Coarse, coarsen, copied_tensors
 from tuner.place.operators.file_keys import GraphKeys
 from tuner.place.operators.operator_times import roofline_s
-from tuner.place.operators.pricing import Captured, PricedOperator, Site, check_room
+from tuner.place.operators.pricing import UNKNOWN, Captured, PricedOperator, Site, check_room
+from tuner.place.operators.program_splits import Sharing, sharings
+from tuner.planners.scheduling.problem import Split, ways_over
+
+LEAST_SHARE = 0.3
+"""Least time of an operator that may be split, as a share of an equal part of all time (assumed)."""
+
+LEAST_GAIN = 0.1
+"""Least share of an operator's time that a split into more parts must save (assumed)."""
+
+MOST_CHOICES = 40
+"""Most choices of the devices beside the home for a split that is tried: each is one of the search in every step."""
 
 
 class CoarseProgram(NamedTuple):
@@ -62,12 +73,12 @@ def operators_of_graph(name: str, factory: str, graph: Graph, most: int, site: S
     """
     seconds = seconds_of(graph, site)
     coarse = coarsen(graph, seconds.mean(axis=1).tolist(), most)
-    working_bytes = max(working_bytes_of(graph, coarse), default=0.0)
-    operators = tuple(_priced(graph, coarse, seconds))
+    operators = tuple(_priced(graph, coarse, seconds, site))
     for one in operators:
         nearest = "more operators, or a smaller program"
-        held_bytes = one.memory_bytes + working_bytes
-        check_room(held_bytes, site, one.exec_s, key="most_operators", value=most, nearest=nearest)
+        check_room(
+            one.memory_bytes + one.working_bytes, site, one.exec_s, key="most_operators", value=most, nearest=nearest
+        )
     captured = Captured(
         graph=name,
         factory=factory,
@@ -77,7 +88,7 @@ def operators_of_graph(name: str, factory: str, graph: Graph, most: int, site: S
         flop=sum(op.flop * op.times for op in graph.ops),
         state_bytes=sum(one.memory_bytes for one in operators),
         cut_bytes=sum(size for one in operators for _, size in one.inputs),
-        working_bytes=working_bytes,
+        working_bytes=max((one.working_bytes for one in operators), default=0.0),
         unknown=graph.unknown,
     )
     return CoarseProgram(operators, captured)
@@ -85,25 +96,36 @@ def operators_of_graph(name: str, factory: str, graph: Graph, most: int, site: S
 
 def seconds_of(graph: Graph, site: Site) -> FloatArray:
     """Return the time of each captured operator on every device [ops, D] [s]."""
-    kinds = {device.name: device for device in site.devices}
-    of_kind = {name: _seconds_on(graph, device, site.precision) for name, device in kinds.items()}
-    return np.stack([of_kind[device.name] for device in site.devices], axis=1)
+    return np.stack([_seconds(graph, number, site) for number in range(len(graph.ops))])
 
 
-def _seconds_on(graph: Graph, device: Device, precision: str) -> FloatArray:
-    """Return the time of each captured operator on a device [ops] [s]."""
-    found = np.zeros(len(graph.ops))
-    for number, (op, traffic) in enumerate(zip(graph.ops, traffic_of(graph), strict=True)):
-        moved_bytes = sum((*traffic.reads, *traffic.writes))
-        if op.is_free or not (op.flop or moved_bytes):
-            continue
-        launches = traffic.launches if graph.is_fused else 1
-        one_s = roofline_s(device, op.precision or precision, op.flop, moved_bytes, launches=launches)
-        found[number] = op.times * one_s
-    return found
+def _seconds(graph: Graph, number: int, site: Site, factor: int | None = None, parts: int = 1) -> FloatArray:
+    """Return the time of a captured operator on every device [D] [s].
+
+    Args:
+        graph: Captured step.
+        number: Number of the operator.
+        site: Devices and links.
+        factor: Factor of its rule of which it runs over one part; None to run over all.
+        parts: Number of equal parts.
+    """
+    op, traffic = graph.ops[number], traffic_of(graph)[number]
+    sizes = (*traffic.reads, *traffic.writes)
+    if op.is_free or not (op.flop or sum(sizes)):
+        return np.zeros(len(site.devices))
+    if factor is not None:
+        dims = (*op.rule.operand_dims, *op.rule.result_dims)
+        sizes = tuple(size if dim[factor] is None else size / parts for size, dim in zip(sizes, dims, strict=True))
+    flop = op.flop if factor is None else op.flop / parts
+    launches = traffic.launches if graph.is_fused else 1
+    one_s = {
+        device: roofline_s(device, op.precision or site.precision, flop, sum(sizes), launches=launches)
+        for device in set(site.devices)
+    }
+    return op.times * np.array([one_s[device] for device in site.devices])
 
 
-def _priced(graph: Graph, coarse: Coarse, seconds: FloatArray) -> Iterator[PricedOperator]:
+def _priced(graph: Graph, coarse: Coarse, seconds: FloatArray, site: Site) -> Iterator[PricedOperator]:
     """Yield the operators of a coarsened graph."""
     names = [_name(graph, ops, seconds) for ops in coarse.groups]
     inputs: list[list[tuple[str, float]]] = [[] for _ in names]
@@ -114,6 +136,8 @@ def _priced(graph: Graph, coarse: Coarse, seconds: FloatArray) -> Iterator[Price
         handed = [one for one in tensors if not (is_one_home and graph.ops[graph.maker[one][0]].begins)]
         inputs[target].append((names[source], sum(graph.tensors[tensor].num_bytes for tensor in handed)))
     mate_of = {group: names[home[0]] for home in coarse.homes for group in home[1:]}
+    working_bytes = working_bytes_of(graph, coarse)
+    equal_s = float(seconds.sum(axis=0).mean()) / len(coarse.groups)
     for at, ops in enumerate(coarse.groups):
         sources = [result for op in ops if graph.ops[op].begins for result in graph.ops[op].results]
         yield PricedOperator(
@@ -121,8 +145,59 @@ def _priced(graph: Graph, coarse: Coarse, seconds: FloatArray) -> Iterator[Price
             exec_s=tuple(seconds[list(ops)].sum(axis=0).tolist()),
             memory_bytes=sum(graph.tensors[tensor].num_bytes for tensor in sources),
             inputs=tuple(inputs[at]),
+            working_bytes=working_bytes[at],
+            splits=tuple(_splits(graph, ops, seconds, site, equal_s=equal_s)),
             same_device_as=mate_of.get(at),
         )
+
+
+def _splits(graph: Graph, ops: Sequence[int], seconds: FloatArray, site: Site, *, equal_s: float) -> Iterator[Split]:
+    """Yield the splits of a group that are worth it, each by so much faster than any into fewer parts.
+
+    Args:
+        graph: Captured step.
+        ops: Operators of the group.
+        seconds: Time of each captured operator on every device [ops, D] [s].
+        site: Devices and links.
+        equal_s: Equal part of all time for each group [s].
+    """
+    best_s = float(seconds[list(ops)].sum(axis=0).mean())
+    if best_s < LEAST_SHARE * equal_s:
+        return
+    copied, num_devices, parts = copied_tensors(graph), len(site.devices), 2
+    while parts <= num_devices:
+        if math.comb(num_devices - 1, parts - 1) <= MOST_CHOICES:
+            tried = (_split(graph, ops, seconds, site, one, parts) for one in sharings(graph, ops, parts, copied))
+            own_s, split = min(tried, key=lambda pair: pair[0], default=(math.inf, None))
+            if split is not None and own_s <= (1 - LEAST_GAIN) * best_s:
+                best_s = own_s
+                yield split
+        parts *= 2
+
+
+def _split(
+    graph: Graph, ops: Sequence[int], seconds: FloatArray, site: Site, sharing: Sharing, parts: int
+) -> tuple[float, Split]:
+    """Return the mean time of a group that is shared over the devices [s], and the split."""
+    part_s = sum(
+        (_seconds(graph, op, site, sharing.colour[op], parts) if op in sharing.colour else seconds[op] for op in ops),
+        np.zeros(len(site.devices)),
+    )
+    gather_s = np.full((len(site.devices),) * 2, np.inf)
+    np.fill_diagonal(gather_s, 0.0)
+    for pair, ways in ways_over(site.links).items():
+        gather_s[pair] = min(
+            sharing.meetings * way.latency_s + sharing.exchanged_bytes / way.bandwidth_bytes_per_s for way in ways
+        )
+    split = Split(
+        op=UNKNOWN,
+        parts=parts,
+        part_s=tuple(part_s.tolist()),
+        gather_s=tuple(map(tuple, gather_s.tolist())),
+        received_bytes=sharing.received_bytes,
+    )
+    nearest_s = np.where(np.eye(len(site.devices), dtype=np.bool_), np.inf, gather_s).min(axis=1)
+    return float((part_s + nearest_s).mean()), split
 
 
 def _name(graph: Graph, ops: Sequence[int], seconds: FloatArray) -> str:

@@ -1,21 +1,18 @@
 """Schedules by simple rules, which stand beside those of the search.
 
 - one device: every operator on the one device on which all of them cost least, model after model.
-- HEFT (Topcuoglu et al. 2002, section 4.1): operators in the order of their upward ranks, each on the device where it
-  ends first. The upward rank is the mean time of an operator and of the longest way from it to an end, transfers
-  included, here times the weight of its model. Operators and transfers are appended; gaps before them stay.
+- HEFT (Topcuoglu et al. 2002, section 4.1): operators in the order of their upward ranks (`ranks`), each on the device
+  where it ends first. Operators and transfers are appended; gaps before them stay.
 
 Neither splits nor fuses operators.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
-from hardware.arrays import FloatArray
 from tuner.planners.engine.outcome import Incumbent
 from tuner.planners.scheduling.greedy import NONE_SPARED, send_inputs
 from tuner.planners.scheduling.problem import Run, Schedule, Transfer, Workload
+from tuner.planners.scheduling.ranks import by_rank
 from tuner.planners.scheduling.state import ScheduleState, empty_state, with_run
 from tuner.planners.scheduling.tables import ScheduleTables, schedule_tables
 
@@ -36,25 +33,7 @@ def on_one_device(workload: Workload) -> Incumbent[Schedule] | None:
 def by_heft(workload: Workload) -> Incumbent[Schedule] | None:
     """Return the schedule of HEFT; None if an operator then fits nowhere."""
     tables = schedule_tables(workload)
-    rank_s = upward_ranks_s(workload, tables) * workload.weights[workload.model_of]
-    # a predecessor has the larger rank; numbers settle ranks that are equal
-    order = sorted(range(workload.num_ops), key=lambda op: (-rank_s[op], op))
-    return _in_turn(workload, tables, order, tuple(range(workload.num_devices)))
-
-
-def upward_ranks_s(workload: Workload, tables: ScheduleTables) -> FloatArray:
-    """Return the mean time from the start of each operator to the end of all that follows it [V]."""
-    exec_s = np.ma.masked_invalid(workload.exec_s).mean(axis=1).filled(0.0)
-    pairs = ~np.eye(workload.num_devices, dtype=np.bool_)
-    ranks_s = np.zeros(workload.num_ops)
-    for op in reversed(range(workload.num_ops)):
-        onward_s = [0.0]
-        for edge, to in tables.after[op]:
-            between_s = np.ma.masked_invalid(tables.transfer_s[edge][pairs])
-            sent_s = float(between_s.mean()) if between_s.count() else 0.0
-            onward_s.append(sent_s + float(ranks_s[to]))
-        ranks_s[op] = exec_s[op] + max(onward_s)
-    return ranks_s
+    return _in_turn(workload, tables, by_rank(workload, tables), tuple(range(workload.num_devices)))
 
 
 def _in_turn(

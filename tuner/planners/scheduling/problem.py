@@ -8,7 +8,7 @@ Source: "Rethinking Dynamic Networks and Heterogeneous Computing with Automatic 
 - Links may have ports, such as the adapter through which a device sends to all other hosts. All links with one port
   together carry one transfer at a time.
 - Data of an edge take memory on the device of the producer, and on that of the consumer if it is another one, from
-  beginning to end (equation 6 has no notion of time).
+  beginning to end (equation 6 has no notion of time), or else only while they are needed (`memory`).
 - A transfer uses links that join its two devices. Of one exclusive group it uses one link. It may be split over links
   that do not exclude each other, and then holds all of them until its end (assumed): their bandwidths add up, and the
   largest latency counts.
@@ -64,12 +64,26 @@ class Split:
         part_s: Time of one part on each device [D].
         gather_s: Time of sending inputs from each home to each other device and gathering its results, after the
             longest part [D, D]; all other devices do so at once.
+        received_bytes: What each device but the home gets for the run, while the operator's own memory stays at home.
+            None if that memory is shared in equal parts, and nothing else is held.
     """
 
     op: int
     parts: int
     part_s: tuple[float, ...]
     gather_s: tuple[tuple[float, ...], ...]
+    received_bytes: float | None = None
+
+    def memory_shares(self, own_bytes: float) -> tuple[float, ...]:
+        """Return what each device holds from beginning to end of the operator's own memory, the home first [parts]."""
+        if self.received_bytes is None:
+            return (own_bytes / self.parts,) * self.parts
+        return (own_bytes, *(0.0,) * (self.parts - 1))
+
+    def working_shares(self, working_bytes: float) -> tuple[float, ...]:
+        """Return what each device takes while the operator runs, the home first [parts]."""
+        own_bytes = working_bytes / self.parts
+        return (own_bytes, *(own_bytes + (self.received_bytes or 0.0),) * (self.parts - 1))
 
     def gathering_s(self, devices: tuple[int, ...]) -> float:
         """Return the time of gathering at the first of some devices [s]."""
@@ -109,6 +123,8 @@ class Workload:
         splits: Possible splits of operators.
         fusions: Possible fusions of operators.
         mates: Sets of operators that share a home; no operator is in two of them.
+        working_bytes: Memory that each operator takes only while it runs, where memory is released [V]. None where
+            nothing is: then data of edges stay from beginning to end.
     """
 
     model_of: IntArray
@@ -122,6 +138,7 @@ class Workload:
     splits: tuple[Split, ...] = ()
     fusions: tuple[Fusion, ...] = ()
     mates: tuple[tuple[int, ...], ...] = ()
+    working_bytes: FloatArray | None = None
 
     def __post_init__(self) -> None:
         """Check the shapes and the order of the operators."""
@@ -138,6 +155,7 @@ class Workload:
             {len(split.part_s), len(split.gather_s), *map(len, split.gather_s)} == {num_devices}
             for split in self.splits
         ), "a part takes its time on each device, and gathering its own from each to each"
+        assert self.working_bytes is None or self.working_bytes.shape == (num_ops,), "one size per operator"
         assert len({op for one in self.mates for op in one}) == sum(map(len, self.mates)), "sets of mates are disjoint"
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +14,7 @@ from tuner.planners.engine.frontier import Merit
 from tuner.planners.engine.outcome import Incumbent
 from tuner.planners.scheduling.bounds import cost_bounds_s
 from tuner.planners.scheduling.greedy import complete_greedily
+from tuner.planners.scheduling.memory import peak_bytes
 from tuner.planners.scheduling.problem import Run, Schedule, Transfer, Workload
 from tuner.planners.scheduling.state import NOWHERE, ScheduleState, empty_state, next_states
 from tuner.planners.scheduling.tables import schedule_tables
@@ -72,9 +75,12 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
         return Incumbent(cost=schedule.cost_s(self.workload), solution=schedule)
 
     def greedy(self, node: ScheduleNode) -> Incumbent[Schedule] | None:
-        """Complete the schedule greedily, see `greedy`; at the root, compare with the known schedules."""
-        state = complete_greedily(node.state, self.workload, self._tables)
-        found = [] if state is None else [self.complete(ScheduleNode(state, node.bound))]
+        """Complete the schedule greedily, see `greedy`; at the root also without splits, beside the known schedules."""
+        states = [complete_greedily(node.state, self.workload, self._tables)]
+        if not node.state.events and self.workload.splits:
+            whole = replace(self.workload, splits=())
+            states.append(complete_greedily(node.state, whole, schedule_tables(whole)))
+        found = [self.complete(ScheduleNode(state, node.bound)) for state in states if state is not None]
         if not node.state.events:
             found += [Incumbent(cost=one.cost_s(self.workload), solution=one) for one in self._known]
         return min((one for one in found if one), key=lambda one: one.cost, default=None)
@@ -82,7 +88,8 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
     def merit(self, node: ScheduleNode) -> Merit:
         """Compare nodes with equal operators done, equal homes that still matter, and equal data awaiting a consumer.
 
-        All times and the memory in use are the values. No time counts below the start of the last addition.
+        All times and the memory in use are the values. No time counts below the start of the last addition. Memory that
+        is released at a time to come must be equally large in both nodes, and peaks so far are values as well.
         """
         state, tables = node.state, self._tables
         waiting = [
@@ -101,9 +108,22 @@ class SchedulingProblem(AbstractProblem[ScheduleNode, Schedule]):
         times += [time for _, time in sorted(zip(tables.link_class, state.link_s, strict=True))]
         # Ends of open models matter as well, because a model ends no earlier than its last operator so far.
         times += self._ends_s(state)
+        lent = sorted(
+            (device, one.edge, one.num_bytes, one.end_s)
+            for device, loans in enumerate(state.loans)
+            for one in loans
+            if state.last_s < one.end_s < math.inf
+        )
+        times += [end_s for *_, end_s in lent]
         return Merit(
-            (state.done, sent, homes),
-            (state.last_s, *(max(time, state.last_s) for time in times), self._settled_s(state), *state.used_bytes),
+            (state.done, sent, homes, tuple(one[:3] for one in lent)),
+            (
+                state.last_s,
+                *(max(time, state.last_s) for time in times),
+                self._settled_s(state),
+                *state.used_bytes,
+                *map(peak_bytes, state.loans),
+            ),
         )
 
     def _ends_s(self, state: ScheduleState) -> list[float]:

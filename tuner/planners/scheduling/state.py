@@ -15,10 +15,12 @@ Letters as in `problem`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
-from tuner.planners.scheduling.problem import Run, Transfer, Way, Workload
+from tuner.planners.scheduling.memory import WORK, Fit, Loan, Loans, ended, fits
+from tuner.planners.scheduling.problem import Run, Split, Transfer, Way, Workload
 from tuner.planners.scheduling.tables import ScheduleTables, prefixes_kept, subsets
 
 NOWHERE = -1
@@ -38,7 +40,8 @@ class ScheduleState(NamedTuple):
         end_s: End of each operator that is done; otherwise the last arrival of data that were sent to it [V].
         device_s: Time when each device is free [D].
         link_s: Time when each link, and then each port, is free [links + ports].
-        used_bytes: Memory in use on each device [D].
+        used_bytes: Memory on each device that stays in use from beginning to end [D].
+        loans: Memory on each device that is released [D]; none where nothing is.
         last_s: Start of the last addition [s].
         could_s: Earliest start of the last addition, had no addition with a later start come before it [s].
         events: Runs and transfers that were added.
@@ -51,6 +54,7 @@ class ScheduleState(NamedTuple):
     device_s: tuple[float, ...]
     link_s: tuple[float, ...]
     used_bytes: tuple[float, ...]
+    loans: tuple[Loans, ...]
     last_s: float
     could_s: float
     events: tuple[Run | Transfer, ...]
@@ -67,6 +71,7 @@ def empty_state(workload: Workload) -> ScheduleState:
         device_s=(0.0,) * num_devices,
         link_s=(0.0,) * workload.num_held,
         used_bytes=(0.0,) * num_devices,
+        loans=((),) * num_devices,
         last_s=0.0,
         could_s=0.0,
         events=(),
@@ -102,7 +107,13 @@ def _untouched(state: ScheduleState, workload: Workload) -> frozenset[int]:
 
 
 def with_run(
-    state: ScheduleState, workload: Workload, tables: ScheduleTables, op: int, untouched: frozenset[int]
+    state: ScheduleState,
+    workload: Workload,
+    tables: ScheduleTables,
+    op: int,
+    untouched: frozenset[int],
+    *,
+    free_first: bool = False,
 ) -> Iterator[ScheduleState]:
     """Yield the operator on every device that has its inputs: whole, split, and fused with each of its successors.
 
@@ -112,6 +123,7 @@ def with_run(
         tables: Tables of the workload.
         op: Number of an operator that is not done.
         untouched: Devices in use by nobody; of several that are alike only the first is tried.
+        free_first: Whether a split takes the other devices that are free first, and no others.
     """
     for home in range(workload.num_devices):
         start_s = _inputs_s(state, tables, op, home)
@@ -120,12 +132,13 @@ def with_run(
         yield from _run(state, workload, tables, (op,), (home,), (float(workload.exec_s[op, home]),), 0.0, start_s)
         # A split runs at home and on any other devices; their order does not matter.
         for split in tables.splits[op]:
-            for others in subsets(range(workload.num_devices), home, split.parts - 1):
+            all_others = subsets(range(workload.num_devices), home, split.parts - 1)
+            for others in [_free_first(state, home, split.parts - 1)] if free_first else all_others:
                 devices = (home, *others)
                 if prefixes_kept(devices, untouched, tables.device_class):
                     part_s = tuple(split.part_s[device] for device in devices)
                     gather_s = split.gathering_s(devices)
-                    yield from _run(state, workload, tables, (op,), devices, part_s, gather_s, start_s)
+                    yield from _run(state, workload, tables, (op,), devices, part_s, gather_s, start_s, split=split)
         # A fused run needs the inputs of both operators.
         for fusion in tables.fusions[op]:
             both = (op, fusion.second)
@@ -135,6 +148,12 @@ def with_run(
                 yield from _run(
                     state, workload, tables, both, (home,), time_s, 0.0, both_s, memory_bytes=fusion.memory_bytes
                 )
+
+
+def _free_first(state: ScheduleState, home: int, count: int) -> tuple[int, ...]:
+    """Return the devices beside the home that are free first."""
+    others = (device for device in range(len(state.device_s)) if device != home)
+    return tuple(sorted(others, key=state.device_s.__getitem__)[:count])
 
 
 def _inputs_s(state: ScheduleState, tables: ScheduleTables, op: int, home: int, fused_with: int = NOWHERE) -> float:
@@ -162,8 +181,9 @@ def _run(
     gather_s: float,
     inputs_s: float,
     memory_bytes: float | None = None,
+    split: Split | None = None,
 ) -> Iterator[ScheduleState]:
-    """Yield the state with a run if it is possible and fits into memory.
+    """Yield the states with a run if it is possible and fits into memory; several where it may wait for room.
 
     Args:
         state: State before the run.
@@ -175,56 +195,104 @@ def _run(
         gather_s: Time at home after the longest part [s].
         inputs_s: Time when all inputs are there [s].
         memory_bytes: Memory of the operators; None for that of the first one.
+        split: Split of the operator; None if it runs on one device.
     """
     # `could_s` ignores the order of additions, `start_s` keeps to it.
     could_s = max(inputs_s, *(state.device_s[device] for device in devices))
-    start_s = max(could_s, state.last_s)
-    end_s = start_s + max(part_s) + gather_s
-    if math.isinf(end_s):
+    time_s = max(part_s) + gather_s
+    if math.isinf(could_s + time_s):
         return
     home = devices[0]
-    # A split divides the operator's memory among its devices. Data of edges are held at home.
+    # Data of edges are held at home.
     used = list(state.used_bytes)
     own_bytes = float(workload.memory_bytes[ops[0]]) if memory_bytes is None else memory_bytes
-    for device in devices:
-        used[device] += own_bytes / len(devices)
-    used[home] += _edges_bytes(state, workload, tables, ops, home)
+    for device, share in zip(devices, (own_bytes,) if split is None else split.memory_shares(own_bytes), strict=True):
+        used[device] += share
+    if workload.working_bytes is None:
+        used[home] += _edges_bytes(state, workload, tables, ops, home)
     if any(used[device] > workload.capacity_bytes[device] * (1 + SLACK) for device in devices):
         return
-    device_s = list(state.device_s)
-    for device, time_s in zip(devices, part_s, strict=True):
-        device_s[device] = start_s + time_s
-    device_s[home] = end_s
-    done, homes, ends_s = list(state.done), list(state.home), list(state.end_s)
-    for op in ops:
-        done[op], ends_s[op] = True, end_s
-        for mate in tables.mates[op]:
-            homes[mate] = home
-    run = Run(ops=ops, devices=devices, start_s=start_s, end_s=end_s)
-    yield state._replace(
-        done=tuple(done),
-        home=tuple(homes),
-        end_s=tuple(ends_s),
-        device_s=tuple(device_s),
-        used_bytes=tuple(used),
-        last_s=start_s,
-        could_s=could_s,
-        events=(*state.events, run),
-    )
+    found: Iterable[Fit] = (Fit(max(could_s, state.last_s), could_s, {}),)
+    if workload.working_bytes is not None:
+        hold_s = (time_s, *part_s[1:])
+        room = {device: float(workload.capacity_bytes[device]) * (1 + SLACK) - used[device] for device in devices}
+        working = float(sum(workload.working_bytes[op] for op in ops))
+        shares = (working,) if split is None else split.working_shares(working)
+        after = partial(_loans_with_run, state, workload, tables, ops, devices, hold_s, shares)
+        found = fits(could_s, state.last_s, state.loans, room, after)
+    for fit in found:
+        end_s = fit.start_s + time_s
+        device_s = list(state.device_s)
+        for device, own_s in zip(devices, part_s, strict=True):
+            device_s[device] = fit.start_s + own_s
+        device_s[home] = end_s
+        done, homes, ends_s = list(state.done), list(state.home), list(state.end_s)
+        for op in ops:
+            done[op], ends_s[op] = True, end_s
+            for mate in tables.mates[op]:
+                homes[mate] = home
+        run = Run(ops=ops, devices=devices, start_s=fit.start_s, end_s=end_s)
+        yield state._replace(
+            done=tuple(done),
+            home=tuple(homes),
+            end_s=tuple(ends_s),
+            device_s=tuple(device_s),
+            used_bytes=tuple(used),
+            loans=tuple(fit.loans.get(device, own) for device, own in enumerate(state.loans)),
+            last_s=fit.start_s,
+            could_s=fit.could_s,
+            events=(*state.events, run),
+        )
 
 
 def _edges_bytes(
     state: ScheduleState, workload: Workload, tables: ScheduleTables, ops: tuple[int, ...], home: int
 ) -> float:
     """Return the memory at home for outputs of the operators, and for inputs sent from other devices (equation 6)."""
-    made = [edge for op in ops for edge, consumer in tables.after[op] if consumer not in ops]
-    sent = [
-        edge
-        for op in ops
-        for edge, producer in tables.before[op]
-        if producer not in ops and state.home[producer] != home
-    ]
-    return float(sum(workload.data_bytes[edge] for edge in made + sent))
+    sent = [edge for edge in _taken(tables, ops) if state.home[workload.edges[edge, 0]] != home]
+    return float(sum(workload.data_bytes[edge] for edge in _made(tables, ops) + sent))
+
+
+def _made(tables: ScheduleTables, ops: tuple[int, ...]) -> list[int]:
+    """Return the edges on which a run gives data to others."""
+    return [edge for op in ops for edge, consumer in tables.after[op] if consumer not in ops]
+
+
+def _taken(tables: ScheduleTables, ops: tuple[int, ...]) -> list[int]:
+    """Return the edges on which a run takes data of others."""
+    return [edge for op in ops for edge, producer in tables.before[op] if producer not in ops]
+
+
+def _loans_with_run(
+    state: ScheduleState,
+    workload: Workload,
+    tables: ScheduleTables,
+    ops: tuple[int, ...],
+    devices: tuple[int, ...],
+    hold_s: tuple[float, ...],
+    shares: tuple[float, ...],
+    start_s: float,
+) -> dict[int, Loans]:
+    """Return the loans of some devices with a run that starts at a time.
+
+    Args:
+        state: State before the run.
+        workload: Workload that releases memory.
+        tables: Tables of the workload.
+        ops: Number of the operator, or the two numbers of fused ones.
+        devices: Devices that run it, the home first.
+        hold_s: Time for which it holds each of them [s].
+        shares: Memory that it takes on each of them meanwhile [bytes].
+        start_s: Start of the run [s].
+    """
+    found = {device: state.loans[device] for device in devices}
+    for device, own_s, share in zip(devices, hold_s, shares, strict=True):
+        if share:
+            found[device] = (*found[device], Loan(WORK, start_s, start_s + own_s, share))
+    home = devices[0]
+    made = (Loan(edge, start_s, math.inf, float(workload.data_bytes[edge])) for edge in _made(tables, ops))
+    found[home] = (*ended(found[home], _taken(tables, ops), start_s + hold_s[0]), *made)
+    return found
 
 
 def with_transfer(
@@ -253,32 +321,48 @@ def with_transfer(
             alike = tuple(sorted((tables.link_class[link], state.link_s[link]) for link in way.holds))
             if alike not in seen:
                 seen.add(alike)
-                sent = _send(state, way, edge, producer, consumer, target, float(workload.data_bytes[edge]))
-                homes = list(sent.home)
-                for mate in tables.mates[consumer]:
-                    homes[mate] = target
-                yield sent._replace(home=tuple(homes))
+                for sent in _send(state, workload, way, edge, source, target):
+                    homes = list(sent.home)
+                    for mate in tables.mates[consumer]:
+                        homes[mate] = target
+                    yield sent._replace(home=tuple(homes))
 
 
 def _send(
-    state: ScheduleState, way: Way, edge: int, producer: int, consumer: int, target: int, size: float
-) -> ScheduleState:
-    """Return the state with a transfer over a way."""
+    state: ScheduleState, workload: Workload, way: Way, edge: int, source: int, target: int
+) -> Iterator[ScheduleState]:
+    """Yield the state with a transfer over a way if its data have room at their target."""
+    producer, consumer = workload.edges[edge].tolist()
+    size = float(workload.data_bytes[edge])
+    time_s = way.transfer_s(size)
     could_s = max(state.end_s[producer], *(state.link_s[link] for link in way.holds))
-    start_s = max(could_s, state.last_s)
-    end_s = start_s + way.transfer_s(size)
-    link_s = list(state.link_s)
-    for link in way.holds:
-        link_s[link] = end_s
-    sent, homes, ends_s = list(state.sent), list(state.home), list(state.end_s)
-    sent[edge], homes[consumer], ends_s[consumer] = True, target, max(ends_s[consumer], end_s)
-    transfer = Transfer(edge=edge, links=way.links, start_s=start_s, end_s=end_s)
-    return state._replace(
-        sent=tuple(sent),
-        home=tuple(homes),
-        end_s=tuple(ends_s),
-        link_s=tuple(link_s),
-        last_s=start_s,
-        could_s=could_s,
-        events=(*state.events, transfer),
-    )
+    found: Iterable[Fit] = (Fit(max(could_s, state.last_s), could_s, {}),)
+    if workload.working_bytes is not None:
+        room = {target: float(workload.capacity_bytes[target]) * (1 + SLACK) - state.used_bytes[target]}
+        after = partial(_loans_with_data, state.loans[target], target, edge, size)
+        found = fits(could_s, state.last_s, state.loans, room, after)
+    for fit in found:
+        end_s = fit.start_s + time_s
+        link_s = list(state.link_s)
+        for link in way.holds:
+            link_s[link] = end_s
+        sent, homes, ends_s = list(state.sent), list(state.home), list(state.end_s)
+        sent[edge], homes[consumer], ends_s[consumer] = True, target, max(ends_s[consumer], end_s)
+        loans = [fit.loans.get(device, own) for device, own in enumerate(state.loans)]
+        loans[source] = ended(loans[source], (edge,), end_s)
+        transfer = Transfer(edge=edge, links=way.links, start_s=fit.start_s, end_s=end_s)
+        yield state._replace(
+            sent=tuple(sent),
+            home=tuple(homes),
+            end_s=tuple(ends_s),
+            link_s=tuple(link_s),
+            loans=tuple(loans),
+            last_s=fit.start_s,
+            could_s=fit.could_s,
+            events=(*state.events, transfer),
+        )
+
+
+def _loans_with_data(own: Loans, target: int, edge: int, size: float, start_s: float) -> dict[int, Loans]:
+    """Return the loans of a device with data that begin to arrive at a time."""
+    return {target: (*own, Loan(edge, start_s, math.inf, size))}

@@ -34,7 +34,7 @@ class ScheduleTables:
             fused operators add up to no more than the fused time [V, D].
         device_weight: Weight of a second of each device when work is spread over all; they add up to 1 [D].
         least_work_s: Least work of each operator, in such weighted seconds of all devices [V].
-        least_bytes: Least memory of each operator on its device [V].
+        least_bytes: Least memory of each operator on its device, beside what stays there of others [V].
         to_end_s: Least time from the end of an operator on a device to the end of all that follows it [V, D].
         device_class: Class of each device; devices of one class may be exchanged for each other [D].
         link_class: Class of each link and port; those of one class may be exchanged for each other [links + ports].
@@ -166,9 +166,15 @@ def _least_work_s(workload: Workload, device_weight: FloatArray) -> FloatArray:
 
 
 def _least_bytes(workload: Workload) -> FloatArray:
-    """Compute the least memory of each operator on its device [V]."""
+    """Compute the least memory of each operator on its device [V].
+
+    Where memory is released, it is that while the operator runs: all its inputs are there as well.
+    """
     least = workload.memory_bytes.copy()
     np.add.at(least, workload.edges[:, 0], workload.data_bytes)
+    if workload.working_bytes is not None:
+        least += workload.working_bytes
+        np.add.at(least, workload.edges[:, 1], workload.data_bytes)
     for split in workload.splits:  # other devices than the one that is asked may hold most of it
         least[split.op] = 0.0
     for fusion in workload.fusions:

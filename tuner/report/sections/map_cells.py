@@ -19,7 +19,7 @@ from hardware.arrays import IntArray
 from trials.backend import Status
 from tuner.report.data import ReportData
 from tuner.space.enumeration import enumerate_space
-from tuner.space.rules import Columns, Keep
+from tuner.space.rules.rule import Columns, Keep
 from tuner.storage.record import TrialRecord, step_time_of
 from tuner.subject.ability import Ability
 

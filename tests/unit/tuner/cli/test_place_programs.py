@@ -1,6 +1,5 @@
 """`meshtune place` for steps of JAX functions and torch modules, from the factory to the schedule."""
 
-import numpy as np
 import pytest
 
 from tests.oracles.schedule_check import violations
@@ -72,18 +71,25 @@ def test_a_file_holds_captured_and_stated_operators(meshtune, tmp_path):
     assert max(one["end_s"] for one in found["graphs"]) == found["makespan_s"]
 
 
-def test_room_is_kept_free_for_what_lives_inside_of_an_operator():
-    """Each device has less room by the most that an operator needs while it runs."""
+@pytest.mark.parametrize("release", [True, False])
+def test_what_lives_inside_of_an_operator_takes_memory_while_it_runs(release):
+    """It is released at the end of the operator, or with `release_memory: false` stays as all else does."""
     mapping = {
         "cluster": {"name": "v100-pcie", "devices_per_host": 2},
         "graphs": {"step": {"jax": TOWERS, "most_operators": 8}},
+        "release_memory": release,
     }
     placement = read_operator_placement(mapping, None)
     (captured,) = placement.captured
-    whole = np.array([device.memory_bytes for device in placement.cluster.devices] * 2) * (1 - placement.headroom)
+    workload = placement.workload
 
     assert captured.working_bytes > 0
-    assert (whole - placement.workload.capacity_bytes).tolist() == pytest.approx([captured.working_bytes] * 2)
+    if release:
+        assert workload.working_bytes.max() == captured.working_bytes
+        assert workload.memory_bytes.sum() == captured.state_bytes
+    else:
+        assert workload.working_bytes is None
+        assert workload.memory_bytes.sum() >= captured.state_bytes + captured.working_bytes
 
 
 @pytest.mark.parametrize(

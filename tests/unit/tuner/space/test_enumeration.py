@@ -22,7 +22,7 @@ from tuner.space.enumeration import (
     setting_for,
     why_not,
 )
-from tuner.space.rules import RULE_SETS
+from tuner.space.rules.rule_sets import RULE_SETS
 from tuner.study_file.config import load_study
 
 STUDIES = Path(__file__).resolve().parents[4] / "configs" / "studies"

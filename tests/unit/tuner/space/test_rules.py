@@ -21,7 +21,8 @@ from tests.support.settings.small_spaces import (
 )
 from tests.support.studies.broken_studies import GOOD, study
 from tuner.space.enumeration import broken_rules, enumerate_space
-from tuner.space.rules import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, THINNING_RULES, UNEQUAL_CHUNKS
+from tuner.space.rules.pipeline import UNEQUAL_CHUNKS
+from tuner.space.rules.rule_sets import DUPLICATE_RULES, LAYER_PADDING, RULE_SETS, RULES, THINNING_RULES
 from tuner.study_file.config import load_study
 
 # The catalog

@@ -7,7 +7,8 @@ from tests.oracles.schedule_check import violations
 from tests.support.graphs.workloads import link, random_workload, workload
 from tuner.planners.engine.branch_and_bound import branch_and_bound
 from tuner.planners.engine.outcome import Limits
-from tuner.planners.scheduling.by_rule import by_heft, on_one_device, upward_ranks_s
+from tuner.planners.scheduling.by_rule import by_heft, on_one_device
+from tuner.planners.scheduling.ranks import upward_ranks_s
 from tuner.planners.scheduling.search import SchedulingProblem
 from tuner.planners.scheduling.tables import schedule_tables
 

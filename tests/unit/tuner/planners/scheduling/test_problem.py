@@ -19,12 +19,12 @@ HIGHS_TOLERANCE = 1e-5
 """HiGHS lets a time begin this much too early, in units of the horizon."""
 
 
-def drawn(seed, num_ops, num_splits, num_fusions):
+def drawn(seed, num_ops, num_splits, num_fusions, releases=False):
     """A random workload; three devices only where trying everything stays quick."""
     rng = np.random.default_rng(seed)
     num_devices = 3 if num_ops < 4 and rng.random() < 0.3 else 2
     return random_workload(
-        rng, num_ops=num_ops, num_devices=num_devices, num_splits=num_splits, num_fusions=num_fusions
+        rng, num_ops=num_ops, num_devices=num_devices, num_splits=num_splits, num_fusions=num_fusions, releases=releases
     )
 
 
@@ -34,6 +34,16 @@ workloads = st.builds(
     num_ops=st.integers(1, 4),
     num_splits=st.integers(0, 2),
     num_fusions=st.integers(0, 2),
+)
+
+
+releasing = st.builds(
+    drawn,
+    seed=st.integers(0, 2**32),
+    num_ops=st.integers(2, 3),
+    num_splits=st.integers(0, 1),
+    num_fusions=st.integers(0, 1),
+    releases=st.just(True),
 )
 
 
@@ -56,6 +66,36 @@ def test_it_finds_what_trying_everything_finds(of):
         assert outcome.known is Known.OPTIMAL
         assert violations(of, outcome.best.solution) == []
         assert outcome.best.cost == pytest.approx(best.cost_s(of), rel=1e-9)
+
+
+@given(of=releasing)
+def test_it_finds_what_trying_everything_finds_where_memory_is_released(of):
+    """Where room is short, runs and transfers wait for the end of others as well as they can."""
+    test_it_finds_what_trying_everything_finds.hypothesis.inner_test(of)
+
+
+@pytest.mark.parametrize("seed", [1, 71, 1113, 1252])
+def test_a_later_start_can_be_worth_its_lower_peak(seed):
+    """What stays of a later operator was there before, so that an operator may have to wait although it has room."""
+    rng = np.random.default_rng(seed)
+    of = random_workload(
+        rng,
+        num_ops=int(rng.integers(2, 5)),
+        num_splits=int(rng.integers(0, 2)),
+        num_fusions=int(rng.integers(0, 2)),
+        releases=True,
+    )
+    test_it_finds_what_trying_everything_finds.hypothesis.inner_test(of)
+
+
+def test_memory_is_free_again_once_data_have_been_read():
+    """A chain of operators needs room for two results at a time where memory is released, for all of them where not."""
+    chain = workload([[1.0]] * 4, [(0, 1), (1, 2), (2, 3)], memory_bytes=np.zeros(4), capacity_bytes=np.array([2.0]))
+    releasing = changed(chain, working_bytes=np.zeros(4))
+
+    assert best_of(chain) is None
+    assert best_of(releasing).cost == pytest.approx(4.0)
+    assert best_of(changed(releasing, capacity_bytes=np.array([1.9]))) is None
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -1,0 +1,1 @@
+"""Rules that a configuration must obey: named, vectorised predicates, each with its own reason text."""
