@@ -6,7 +6,7 @@ sampler that chooses the trials.
 Python users import from here; docs/python.md shows how:
 
     from tuner import ThompsonSampler, load_study, make_sampler, place_models, predict, rank, run_study
-    from tuner import for_trainer, parallelize_as, pin_layouts, plan_jax, plan_torch
+    from tuner import for_trainer, load_plan, parallelize_as, pin_layouts, plan_jax, plan_torch
 
 Each name is loaded, with its libraries, when it is first used. `import tuner` alone loads nothing.
 """
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # for type checkers and editors; nothing is loaded at import 
     from tuner.place.placing import place_models
     from tuner.planners.jax_pinned import pin_layouts
     from tuner.planners.jax_plans import plan_jax
+    from tuner.planners.loaded_plan import load_plan
     from tuner.planners.torch_plans import plan_torch
     from tuner.planners.torch_served import parallelize_as
     from tuner.planners.torch_transformers import for_trainer
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # for type checkers and editors; nothing is loaded at import 
 __all__ = [
     "ThompsonSampler",
     "for_trainer",
+    "load_plan",
     "load_study",
     "make_sampler",
     "parallelize_as",
@@ -46,6 +48,7 @@ __all__ = [
 
 _MODULES = {
     "ThompsonSampler": "search.sampler",
+    "load_plan": "planners.loaded_plan",
     "load_study": "study_file.config",
     "make_sampler": "run.studies",
     "plan_jax": "planners",  # its own lazy door, which says what to install where JAX or torch is missing
