@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from costmodels.sharding.exports.plan_file import TensorLayout, read_plan
 
@@ -54,9 +54,11 @@ class LoadedPlan:
     served: tuple[tuple[int, ...], ...]
 
     @property
-    def is_data_parallel(self) -> bool:
-        """Whether it is plain data parallelism by hand, with whole parameters, as DDP trains."""
-        return self.by_hand and not any(cut for axes in self.parameters.values() for cut in axes)
+    def own_way(self) -> Literal["ddp", "fsdp"] | None:
+        """Way in which frameworks train so without a plan: data parallelism, or FSDP; None for all other plans."""
+        if not self.by_hand or [axis for axis, size in self.mesh.items() if size > 1] not in ([], ["data"]):
+            return None
+        return "fsdp" if any("data" in cut for axes in self.parameters.values() for cut in axes) else "ddp"
 
     def parallelize(
         self,

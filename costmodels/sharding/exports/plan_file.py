@@ -5,9 +5,9 @@
      "activations": {...}, "served": [[...], ...]}
 
 `mesh` has the axes with their sizes, the slowest first. `axes` has for each dim of a tensor the axes that cut it, major
-to minor: of parameters, of the optimizer's states, and of inputs and buffers when the step begins, and of what operators
-make after partial sums are added up. `served` has for each axis the number of the factor that it serves at each operator,
-or -1 (`served.py`).
+to minor: of parameters, of the optimizer's states, and of inputs and buffers when the step begins, and of what
+operators make after partial sums are added up. `served` has for each axis the number of the factor that it serves at
+each operator, or -1 (`served.py`).
 """
 
 from __future__ import annotations
