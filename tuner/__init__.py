@@ -6,7 +6,7 @@ sampler that chooses the trials.
 Python users import from here; docs/python.md shows how:
 
     from tuner import ThompsonSampler, load_study, make_sampler, place_models, predict, rank, run_study
-    from tuner import for_trainer, load_plan, parallelize_as, pin_layouts, plan_jax, plan_torch
+    from tuner import for_titan, for_trainer, load_plan, parallelize_as, pin_layouts, plan_jax, plan_torch, titan_step
 
 Each name is loaded, with its libraries, when it is first used. `import tuner` alone loads nothing.
 """
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # for type checkers and editors; nothing is loaded at import 
     from tuner.planners.loaded_plan import load_plan
     from tuner.planners.torch_plans import plan_torch
     from tuner.planners.torch_served import parallelize_as
+    from tuner.planners.torch_titan import for_titan, titan_step
     from tuner.planners.torch_transformers import for_trainer
     from tuner.run.loop import run_study
     from tuner.run.studies import make_sampler
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # for type checkers and editors; nothing is loaded at import 
 
 __all__ = [
     "ThompsonSampler",
+    "for_titan",
     "for_trainer",
     "load_plan",
     "load_study",
@@ -44,6 +46,7 @@ __all__ = [
     "predict",
     "rank",
     "run_study",
+    "titan_step",
 ]
 
 _MODULES = {
@@ -53,9 +56,11 @@ _MODULES = {
     "make_sampler": "run.studies",
     "plan_jax": "planners",  # its own lazy door, which says what to install where JAX or torch is missing
     "plan_torch": "planners",
+    "for_titan": "planners",
     "for_trainer": "planners",
     "parallelize_as": "planners",
     "pin_layouts": "planners",
+    "titan_step": "planners",
     "place_models": "place.placing",
     "predict": "answers.predictions",
     "rank": "answers.predictions",

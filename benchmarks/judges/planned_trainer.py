@@ -101,7 +101,7 @@ def _rows(folder: Path, ranks: Sequence[str], rounds: int) -> list[dict[str, Any
 
 
 def _ways(folder: Path) -> dict[str, list[str]]:
-    """Return the words by which the program trains in each way: plans of the study, and those by hand as DDP or FSDP."""
+    """Return the words by which the program trains as each plan of the study, and with DDP or FSDP in their place."""
     study = load_study(folder / "study.yaml")
     subject, backend = study.problem.subject, study.trials.backend
     assert isinstance(subject, OwnStepSubject), "a study of the example's step"

@@ -41,8 +41,8 @@ def init(
         list[str] | None,
         Argument(
             metavar="[-- WORD...]",
-            help="With --capture, the command that trains; with --from-torch or --from-jax, that of trials, which takes "
-            "{plan}; otherwise arguments of the script, for $1, $2 and $@.",
+            help="With --capture, the command that trains; with --from-torch or --from-jax, that of trials, with "
+            "{plan} in it; otherwise arguments of the script, for $1, $2 and $@.",
         ),
     ] = None,
     capture: Annotated[
