@@ -77,17 +77,11 @@ def for_titan(config: Trainer.Config, plan: LoadedPlan) -> Trainer.Config:
         mesh = torch.distributed.init_device_mesh(
             _device_type(), tuple(plan.mesh.values()), mesh_dim_names=tuple(plan.mesh)
         )
-        planned = plan.parallelize(
-            _applied(model, config), _sample(config, num_ranks), loss=loss, device_mesh=mesh
-        )
+        planned = plan.parallelize(_applied(model, config), _sample(config, num_ranks), loss=loss, device_mesh=mesh)
         planned.replace_forward(lambda tokens, **given: _Kept(planned=planned, batch={"input": tokens, **given}))
         return model
 
-    return replace(
-        config,
-        model_spec=replace(config.model_spec, parallelize_fn=parallelize),
-        loss=PlannedLoss.Config(),
-    )
+    return replace(config, model_spec=replace(config.model_spec, parallelize_fn=parallelize), loss=PlannedLoss.Config())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
