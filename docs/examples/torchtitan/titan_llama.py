@@ -26,6 +26,8 @@ class Drawn(BaseDataLoader):
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
+        """Number of tokens that there are."""
+
         vocabulary: int
 
     def __init__(self, config, *, dp_world_size, dp_rank, local_batch_size, seq_len, **_):
@@ -51,9 +53,9 @@ class NoTokenizer(BaseTokenizer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):
-        pass
+        """No keys."""
 
-    def __init__(self, config, **_):
+    def __init__(self, *_, **__):
         super().__init__()
 
     def encode(self, *_, **__):

@@ -93,7 +93,8 @@ def train(place, folder, mesh, seeds):
             else:
                 made.parallelism.spmd_backend = "partial_dtensor"  # the one that takes a single rank
             trainer = Recorded(made)
-            trainer.metrics_processor.log = lambda step, loss, _, norm, logged=logged, **__: logged.append((loss, norm))
+            trainer.metrics_processor.log = lambda *given, logged=logged, **_: logged.append(given)
             trainer.train()
             trainer.close()
-            place.tell({"logged": logged, "sent": sent[1:], "expected": expected})
+            losses, norms = [given[1] for given in logged], [given[3] for given in logged]
+            place.tell({"losses": losses, "norms": norms, "sent": sent[1:], "expected": expected})
