@@ -64,6 +64,7 @@ class CommandBackend(UserCommand, AbstractRankBackend):
 
     Attributes:
         job: Training job that the command runs; None for a step of the user's own.
+        batch: Samples and tokens of a batch of such a step.
         cluster: Cluster that the command runs on.
         flags: Function that writes the flags of a configuration; None if the command has placeholders only.
         said: Flags that the words of the command say, which are exchanged in place; None if `{flags}` takes them.
@@ -91,6 +92,7 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     hang_limit_s: float = 600.0
     knobs: tuple[Knob, ...] = ()
     files: tuple[TrialFile, ...] = ()
+    batch: tuple[int, int] = (0, 0)
     plans: CandidatePlans | None = None
     training: TrainingFolder | None = None
 
@@ -302,7 +304,9 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         if training is None and self.training is not None:
             training = self._place_in_training(self.training.progress(), self.training.place_of(trial_number))
         job, keys = self.job, knob_file_keys(self.knobs, config)
-        samples, length = (0, 0) if job is None else (job.global_batch_size, job.sequence_length)
+        samples, tokens = self.batch
+        if job is not None:
+            samples, tokens = job.global_batch_size, job.global_batch_size * job.sequence_length
         values = values_of(
             job, self.cluster, config, trial_number=trial_number, warmup_steps=self.warmup_steps, steps=self.steps
         ) | {name: text_of(value) for name, value in (today_of(self.knobs) | dict(config.knobs)).items()}
@@ -322,7 +326,7 @@ class CommandBackend(UserCommand, AbstractRankBackend):
             flags=flags,
             knobs=tuple(knob_words(self.knobs, config)),
             files=tuple(files),
-            step=StepSize(samples=samples, tokens=samples * length, devices=config.num_devices),
+            step=StepSize(samples=samples, tokens=tokens, devices=config.num_devices),
             log_name=f"trial-{trial_number:04}",
         )
 

@@ -49,8 +49,9 @@ class OwnPlans:
         return plan_text(self.steps.plan(config), by_hand=config.plan == HAND, micro_batches=micro_batches)
 
     def values(self, config: ParallelConfig) -> dict[str, str]:
-        """Return the number of micro-batches."""
-        return {"num_micro_batches": str(self.steps.step_of(config).micro_batches)}
+        """Return the number of micro-batches, and of rows of all together."""
+        count = self.steps.step_of(config).micro_batches
+        return {"num_micro_batches": str(count), "global_batch_size": str(self.steps.rows)}
 
     def reduced(self, to: Reduction) -> Self:
         """Refuse: a study of a step of the user's own has no smaller jobs."""

@@ -24,7 +24,6 @@ from trials.command.log_pattern import LogPattern, find_pattern
 from trials.command.placeholders import (
     FLAGS,
     KNOBS,
-    OF_JOB,
     PLACEHOLDERS,
     PLAN,
     PROFILE,
@@ -196,7 +195,7 @@ class CommandKeys(AbstractTrialKeys):
                 nearest=f'--plan, "{{{PLAN}}}" in trial.command, and tuner.load_plan in the program',
             )
         used = [name for text in self.texts() for name in names_in(text)]
-        for name in OF_JOB[1:]:
+        for name in ("sequence_length", "num_layers"):
             if name in used:
                 raise ConfigError(
                     f"has no value for {{{name}}}, because a step of your own is no model of the catalog",
@@ -206,13 +205,7 @@ class CommandKeys(AbstractTrialKeys):
         if self.profile is not None:
             rule = "corrects predictions of models of the catalog, and not those of a step of your own"
             raise ConfigError(rule, key="trial.profile", value=self.profile, nearest="leave it out")
-        if rates := found.pattern.wants_sizes:
-            raise ConfigError(
-                f"reads {rates[0]}, and a step of your own has no known samples and tokens",
-                key="trial.log",
-                nearest="a pattern with step_s, step_ms or steps_per_s",
-            )
-        return replace(found, plans=OwnPlans(steps=steps))
+        return replace(found, plans=OwnPlans(steps=steps), batch=(steps.rows, steps.tokens))
 
     def _build(self, study: StudyParts, job: TrainingJob | None) -> CommandBackend:
         names = (*(knob.name for knob in study.knobs), *self.files, PLAN)

@@ -29,8 +29,7 @@ LONGEST_LINE = 10_000
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 _SECONDS = {"step_s": 1.0, "step_ms": 1e-3, "step_us": 1e-6}
-_OF_SIZES = ("samples_per_s", "tokens_per_s", "tokens_per_s_per_device")
-_RATES = ("steps_per_s", *_OF_SIZES)
+_RATES = ("steps_per_s", "samples_per_s", "tokens_per_s", "tokens_per_s_per_device")
 _BYTES = {"memory_bytes": 1.0, "memory_mb": 1e6, "memory_gb": 1e9, "memory_mib": 2.0**20, "memory_gib": 2.0**30}
 _MEAN = "mean_step_s"
 _LOSS = "loss"
@@ -117,12 +116,6 @@ class LogPattern:
                 value=list(self.expressions),
                 nearest=f"a group named {', '.join((*_SECONDS, *_RATES))}, for example time (?P<step_ms>[\\d.]+)",
             )
-
-    @property
-    def wants_sizes(self) -> tuple[str, ...]:
-        """Names of the groups that become step times only by the job's samples or tokens."""
-        groups = {name for expression in self.expressions for name in re.compile(expression).groupindex}
-        return tuple(name for name in _OF_SIZES if name in groups)
 
     def reading(self, line: str, step: StepSize) -> Reading | None:
         """Return the numbers of a line; None if it has none."""
