@@ -185,8 +185,8 @@ def init(
             beside |= {"model": model, "runtime": runtime, "config": config, "trial-hosts": trial_hosts}
             beside |= {"checkpoints": checkpoints}
             beside |= {"ignore-flags": ignore_flags}
-            others, words = {**beside, **answers}, tuple(arguments or ())
-            _init_own_step(world, factory, cluster, others, words, out, force=force, as_json=as_json)
+            others, trial = {**beside, **answers}, tuple(arguments or ())
+            _init_own_step(world, factory, cluster, others, trial, out, force=force, as_json=as_json)
             return
     chosen = [(framework, file) for framework, file in files.items() if file is not None and framework != "log"]
     # a recipe's file beside a captured command

@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from costmodels.sharding.exports.plan_file import TensorLayout, read_plan
 
 if TYPE_CHECKING:  # a program has one of both libraries
-    import torch
-    from torch.distributed import device_mesh as torch_meshes
-
     from costmodels.sharding.exports.torch_modules import PlannedModule
     from costmodels.sharding.frontends.torch.program import Loss
 
@@ -61,19 +58,15 @@ class LoadedPlan:
         return "fsdp" if any("data" in cut for axes in self.parameters.values() for cut in axes) else "ddp"
 
     def parallelize(
-        self,
-        module: torch.nn.Module,
-        *inputs: Any,
-        loss: Loss | None = None,
-        device_mesh: torch_meshes.DeviceMesh | None = None,
+        self, module: Any, *inputs: Any, loss: Loss | None = None, device_mesh: Any = None
     ) -> PlannedModule:
         """Return a module of torch that trains as planned; to be called on all ranks.
 
         Args:
-            module: Module like that of the study's factory.
+            module: Module of torch like that of the study's factory.
             inputs: Its inputs as those of the factory, of which only shapes and types are read.
             loss: Function that was planned, called as `loss(module, *inputs)`; None for `module(*inputs)`.
-            device_mesh: Mesh like the plan's; None for one of all ranks on the type of the parameters' device.
+            device_mesh: Mesh of torch like the plan's; None for one of all ranks on the type of the parameters' device.
 
         Raises:
             ConfigError: The plan belongs to another module, to other shapes, or to a mesh of more or fewer ranks.

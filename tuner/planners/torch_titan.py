@@ -22,11 +22,13 @@ from typing import Any
 import torch
 from torchtitan.components.loss import BaseLoss
 from torchtitan.models.common.attention import ScaledDotProductAttention
+from torchtitan.tools.utils import device_type
 from torchtitan.trainer import Trainer
 
 from costmodels.sharding.exports.torch_modules import PlannedModule
 from hardware.io.errors import ConfigError
 from tuner.planners.loaded_plan import LoadedPlan
+from tuner.planners.torch_plans import mesh_of_ranks
 
 BATCH = ("input", "positions", "labels", "valid_tokens")
 """Inputs of the planned step: token ids, their positions and labels [b, s], and the number of labels that count."""
@@ -74,9 +76,7 @@ def for_titan(config: Trainer.Config, plan: LoadedPlan) -> Trainer.Config:
                 nearest=f"data_parallel_shard_degree={num_ranks}, and 1 for all other degrees: the plan shards",
             )
         loss = _loss_of(config.loss.build(compile_config=None))
-        mesh = torch.distributed.init_device_mesh(
-            _device_type(), tuple(plan.mesh.values()), mesh_dim_names=tuple(plan.mesh)
-        )
+        mesh = mesh_of_ranks(plan.mesh, device_type)
         planned = plan.parallelize(_applied(model, config), _sample(config, num_ranks), loss=loss, device_mesh=mesh)
         planned.replace_forward(lambda tokens, **given: _Kept(planned=planned, batch={"input": tokens, **given}))
         return model
@@ -92,11 +92,11 @@ class _Kept:
     batch: dict[str, torch.Tensor]
 
 
-class PlannedLoss(BaseLoss):
+class PlannedLoss(BaseLoss):  # type: ignore[misc] # torchtitan has no types
     """Loss that runs the planned step on what the forward pass has kept."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseLoss.Config):
+    class Config(BaseLoss.Config):  # type: ignore[misc] # as above
         """Configuration without keys: the planned step has the loss."""
 
     def __init__(self, config: Config, *, compile_config: Any = None) -> None:
@@ -109,7 +109,8 @@ class PlannedLoss(BaseLoss):
         assert global_valid_tokens is not None, "the Trainer counts labels"
         given = {**pred.batch, "labels": labels, "valid_tokens": global_valid_tokens}
         loss = pred.planned(pred.planned.joined({name: given[name] for name in BATCH}))
-        return _Share.apply(loss, torch.distributed.get_world_size()), {}
+        own: torch.Tensor = _Share.apply(loss, torch.distributed.get_world_size())  # type: ignore[no-untyped-call] # torch's
+        return own, {}
 
 
 class _Share(torch.autograd.Function):
@@ -144,12 +145,6 @@ def _applied(module: torch.nn.Module, config: Trainer.Config) -> torch.nn.Module
     if config.activation_checkpoint is not None:
         config.activation_checkpoint.build(dump_folder=config.dump_folder).apply(module)
     return module
-
-
-def _device_type() -> str:
-    from torchtitan.tools.utils import device_type  # noqa: PLC0415 # a test may stand in for it
-
-    return str(device_type)
 
 
 def _check(config: Trainer.Config) -> None:
