@@ -4,8 +4,8 @@
 
 Hosts are network namespaces of this machine with one rank each, whose adapters `tc` shapes, which needs root. The study
 is written by `meshtune init` and run by `meshtune run`. Then transformers' Trainer trains in turns with DDP, with
-transformers' own FSDP, and by each of the study's plans. A row has the medians over the rounds of the median step, and
-the losses, which must be those of one process.
+transformers' own FSDP, and by each of the study's other plans. A row has the median, the least and the most over the
+rounds of a run's median step, and how far losses are from those of one process, which are printed with four digits.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from benchmarks.support.timing import answer, benchmark_parser, count_at_least, 
 from hardware.io.errors import ConfigError
 from trials.command.backend import CommandBackend
 from tuner.own_step.plans import words_of
+from tuner.planners.loaded_plan import load_plan
 from tuner.study_file.config import load_study
 from tuner.subject.own_step import OwnStepSubject
 
@@ -86,6 +87,7 @@ def _rows(folder: Path, ranks: Sequence[str], rounds: int) -> list[dict[str, Any
         for name, words in ways.items():
             losses[name], steps_s = _train(folder, [*ranks, *words])
             times[name].append(statistics.median(steps_s[WARMUP:]))
+            tell(f"{name}: {times[name][-1]:.3f} s, losses {losses[name]}")
     plain_s = statistics.median(times["DDP"])
     return [
         {
@@ -113,10 +115,8 @@ def _ways(folder: Path) -> dict[str, list[str]]:
             config = candidate.config
             file = folder / f"{words_of(config)}.json"
             file.write_text(backend.plans.text(config))
-            words = ["--plan", file.name]
-            if config.plan == "hand" and config.tp == 1:
-                found["DDP" if config.zero_stage == 0 else "FSDP"] = [*words, "--own-way"]
-            found[words_of(config)] = words
+            name = {"ddp": "DDP", "fsdp": "FSDP"}.get(load_plan(file).own_way or "", words_of(config))
+            found[name] = ["--plan", file.name, "--own-way"]
     return found
 
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.support.ranks_on_hosts HOST HOST -- finetune.py --steps 7
 
-The first host's address and a port of it are where the ranks meet. All are ended as soon as one has failed.
+The first host's address and a port of it are where the ranks meet. All are ended as soon as one has failed. What the
+first one prints is shown; the others, each the first of its host, would print the same.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def main() -> int:
     ranks = [
         subprocess.Popen(
             ["ip", "netns", "exec", host, sys.executable, *words],  # noqa: S607 # found on the path, like `tc`
+            stdout=subprocess.DEVNULL if rank else None,
             env={
                 **os.environ,
                 "RANK": str(rank),

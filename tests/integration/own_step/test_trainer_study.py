@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("transformers", reason="models of transformers: pip install it")
 pytest.importorskip("accelerate", reason="Trainer needs accelerate: make frameworks")
 
+from trials.command.log_pattern import StepSize
 from tuner import load_study
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,15 +35,18 @@ def train(ranks, *words):
 
 
 def test_trainer_trains_alike_by_each_plan(tmp_path, monkeypatch):
-    """Losses of each candidate's plan, and of transformers' own DDP and FSDP in place of plans by hand, are those of one
-    process; the study's pattern reads the time of each step.
+    """Losses of each candidate's plan, and of transformers' own DDP and FSDP in place of plans by hand, are those of
+    one process; the study's pattern reads the time of each step.
     """
     monkeypatch.chdir(FOLDER)
     study = load_study("study.yaml", storage="sqlite:///:memory:")
     backend, plans = study.trials.backend, study.problem.subject.plans
     alone, told = train(1)
     assert len(alone) == 4
-    assert [backend.pattern.reading(line, None).iteration for line in re.findall(r"step .* s\n", told)] == [1, 2, 3, 4]
+    size = StepSize(samples=8, tokens=256, devices=1)
+    read = [found for line in told.splitlines() if (found := backend.pattern.reading(line, size))]
+    assert [found.iteration for found in read] == [1, 2, 3, 4]
+    assert all(found.step_time_s > 0 for found in read)
 
     configs = [each.config for tp in (1, 2) for each in plans.on(tp).candidates]
     assert {config.plan for config in configs} == {"hand", "descent"}
