@@ -129,6 +129,8 @@ def _resolve(
     current = subject.current(keys.current, options)
     options = runnable_options(keys.space, options, backend, current, cluster)
     planning = _resolved_planning(chosen.planning, keys, backend, subject)
+    if planning.name == "megatron":
+        options = replace(options, pins=planning.pins)
     objective, prices = _objective(keys, subject), under("cost", lambda: build_prices(keys.cost, base_dir))
     history, history_notes = history_of(keys.history, storage, paths)
     _check_written(keys, storage, paths)
@@ -254,8 +256,9 @@ def _resolved_planning(
     runs = TrialAbility.PLANS in backend.abilities
     # simulated trials run plans of any framework; a command that takes plans is the framework
     is_real = TrialAbility.TRAINING in backend.abilities
-    if chosen.is_auto and not (runs and (is_real or subject.setting.runtime.runs_plans)):
-        return LayerPlanning()
+    is_auto = keys.planner.name == "auto"
+    if is_auto and not (runs and (is_real or subject.setting.runtime.runs_plans)):
+        return LayerPlanning(pins=chosen.pins)
     if runs or chosen.name == "megatron":
         return chosen
     nearest = (
@@ -265,7 +268,7 @@ def _resolved_planning(
     )
     raise ConfigError(
         "needs trials that run plans, because others shard layers as Megatron does",
-        key="planner.pins" if keys.planner.name == "auto" else "planner.name",
+        key="planner.name",
         value=keys.planner.name,
         nearest=nearest,
     )
