@@ -256,11 +256,12 @@ def _resolved_planning(
     runs = TrialAbility.PLANS in backend.abilities
     # simulated trials run plans of any framework; a command that takes plans is the framework
     is_real = TrialAbility.TRAINING in backend.abilities
-    is_auto = keys.planner.name == "auto"
-    if is_auto and not (runs and (is_real or subject.setting.runtime.runs_plans)):
-        return LayerPlanning(pins=chosen.pins)
+    if chosen.is_auto and not (runs and (is_real or subject.setting.runtime.runs_plans)):
+        return LayerPlanning()
     if runs or chosen.name == "megatron":
         return chosen
+    if keys.planner.name == "auto":
+        return LayerPlanning(pins=chosen.pins)  # of the plans by hand, those that hold them
     nearest = (
         'the argument "{plan}" in trial.command, which is the path of a trial\'s plan for tuner.load_plan'
         if keys.trial.backend == "command"

@@ -110,7 +110,7 @@ class AbstractModelSubject(AbstractSubject):
             ConfigError: No plan by hand holds a pin.
         """
         found = build_space(self.setting, options, current=current, measured=measured)
-        if not options.pins or measured is not None or not len(found.grid):
+        if not options.pins or not len(found.grid):
             return found
         kept = self.holds_pins(options, found.grid, is_all=True)
         if current is not None:  # it stays, as it does beside broken rules

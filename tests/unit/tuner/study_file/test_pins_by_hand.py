@@ -16,7 +16,7 @@ STUDY = {
     "trial": {"backend": "command", "command": ["python", "train.py", "{flags}"], "flags": "megatron"},
 }
 COLUMNS = {"op": "*.dense_mlp.up", "dim": "ffn", "axis": "tp"}
-SEQUENCE = {"op": "layers.0.dense_mlp.norm", "dim": "sequence", "axis": "tp"}
+SEQUENCE = {"op": "layers.*.dense_mlp.norm", "dim": "sequence", "axis": "tp"}
 TOKENS = {"op": "*.dense_mlp.up", "dim": "sequence", "axis": "tp"}
 
 
