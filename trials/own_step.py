@@ -44,6 +44,14 @@ class OwnStepPlans(Protocol):
     def step(self) -> OwnStep:
         """Step of the plans, with one micro-batch."""
 
+    @property
+    def rows(self) -> int:
+        """Rows of the batch: the first dim of the first input of a step with one micro-batch; 0 without inputs."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of elements of that input."""
+
     def step_of(self, config: ParallelConfig) -> OwnStep:
         """Return the step of a candidate."""
 

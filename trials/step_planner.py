@@ -27,3 +27,14 @@ class StepPlanner(Protocol):
             config: Candidate, valid under the rules of its runtime.
             is_by_hand: Whether the plan is the one that frameworks write by hand, instead of the study's planner's.
         """
+
+    def layers(self, job: TrainingJob, cluster: Cluster, config: ParallelConfig, *, is_by_hand: bool) -> Plan | None:
+        """Return the plan of the layers of a candidate, by which it is predicted.
+
+        The mesh has those of the axes `dp`, `cp`, `up` and `tp` that cut layers: of `dp` only what experts are dealt
+        over. The graph has two layers, or the fewest that include every kind, each of which stands for all of its kind.
+
+        Returns:
+            None where no axis cuts layers, or where no plan by hand of these axes says what frameworks do, such as with
+            fewer key heads than ranks.
+        """

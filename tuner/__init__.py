@@ -6,7 +6,7 @@ sampler that chooses the trials.
 Python users import from here; docs/python.md shows how:
 
     from tuner import ThompsonSampler, load_study, make_sampler, place_models, predict, rank, run_study
-    from tuner import for_trainer, parallelize_as, pin_layouts, plan_jax, plan_torch
+    from tuner import for_titan, for_trainer, load_plan, parallelize_as, pin_layouts, plan_jax, plan_torch, titan_step
 
 Each name is loaded, with its libraries, when it is first used. `import tuner` alone loads nothing.
 """
@@ -21,8 +21,10 @@ if TYPE_CHECKING:  # for type checkers and editors; nothing is loaded at import 
     from tuner.place.placing import place_models
     from tuner.planners.jax_pinned import pin_layouts
     from tuner.planners.jax_plans import plan_jax
+    from tuner.planners.loaded_plan import load_plan
     from tuner.planners.torch_plans import plan_torch
     from tuner.planners.torch_served import parallelize_as
+    from tuner.planners.torch_titan import for_titan, titan_step
     from tuner.planners.torch_transformers import for_trainer
     from tuner.run.loop import run_study
     from tuner.run.studies import make_sampler
@@ -31,7 +33,9 @@ if TYPE_CHECKING:  # for type checkers and editors; nothing is loaded at import 
 
 __all__ = [
     "ThompsonSampler",
+    "for_titan",
     "for_trainer",
+    "load_plan",
     "load_study",
     "make_sampler",
     "parallelize_as",
@@ -42,17 +46,21 @@ __all__ = [
     "predict",
     "rank",
     "run_study",
+    "titan_step",
 ]
 
 _MODULES = {
     "ThompsonSampler": "search.sampler",
+    "load_plan": "planners.loaded_plan",
     "load_study": "study_file.config",
     "make_sampler": "run.studies",
     "plan_jax": "planners",  # its own lazy door, which says what to install where JAX or torch is missing
     "plan_torch": "planners",
+    "for_titan": "planners",
     "for_trainer": "planners",
     "parallelize_as": "planners",
     "pin_layouts": "planners",
+    "titan_step": "planners",
     "place_models": "place.placing",
     "predict": "answers.predictions",
     "rank": "answers.predictions",

@@ -69,6 +69,11 @@ def missing() -> str:
         return f"network namespaces ({error.stderr.decode(errors='replace').strip()})"
 
 
+def address_of(number: int) -> str:
+    """Return the address of a host by its number."""
+    return f"10.77.0.{number + 1}"
+
+
 class ShapedHosts(AbstractProber):
     """Hosts that last as long as the `with` block, and their prober.
 
@@ -84,7 +89,7 @@ class ShapedHosts(AbstractProber):
         # names of interfaces have at most 15 characters
         self._bridge = f"mt{os.getpid()}"
         self.names = tuple(f"{self._bridge}h{number}" for number in range(count))
-        self._address = {name: f"10.77.0.{number + 1}" for number, name in enumerate(self.names)}
+        self._address = {name: address_of(number) for number, name in enumerate(self.names)}
         self._mbit_per_s = mbit_per_s
         self._programs: dict[str, subprocess.Popen[str]] = {}
 
@@ -99,6 +104,7 @@ class ShapedHosts(AbstractProber):
                 _run("ip", "link", "set", name, "master", self._bridge, "up")
                 _run("ip", "-n", name, "address", "add", f"{self._address[name]}/24", "dev", "eth0")
                 _run("ip", "-n", name, "link", "set", "eth0", "up")
+                _run("ip", "-n", name, "link", "set", "lo", "up")  # by which a host reaches its own address
                 self.shape(name, sends=1.0, receives=1.0)
                 self._programs[name] = self._start(name, "-m", "trials.link_probe.host_program")
                 _heard(self._programs[name])

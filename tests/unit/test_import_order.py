@@ -198,6 +198,7 @@ FENCES = {
     "optuna": r"tuner/(?!planners[/.]).*",
     "torch": r".*torch.*",
     "transformers": r"costmodels/traced/with_torch/.*|tuner/planners/torch_transformers\.py",
+    "torchtitan": r"tuner/planners/torch_titan\.py",
     "jax": r".*jax.*",
     "jaxlib": r".*jax.*",
 }

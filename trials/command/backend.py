@@ -23,12 +23,13 @@ from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from hardware.launched_hosts import launched
 from trials.backend import HostNeeds, Observation, OnStart, OnStep, Status, TrialAbility
+from trials.command.candidate_plans import FILE_NAME, CandidatePlans
 from trials.command.host_program import HostPlan, UserCommand
 from trials.command.knob_files import TrialFile
 from trials.command.log_pattern import StepSize
 from trials.command.log_watch import Wanted, Watched, watch_log
 from trials.command.own_words import exchange_words
-from trials.command.placeholders import KNOBS, escape_braces, hosts_of, names_in, values_of, variables_in
+from trials.command.placeholders import KNOBS, PLAN, escape_braces, hosts_of, names_in, values_of, variables_in
 from trials.command.slurm.job_program import JobPlan
 from trials.command.slurm.jobs import SlurmJobs, job_options, job_plan
 from trials.command.slurm.queue import cancel_named, check_accepted, check_programs
@@ -62,7 +63,8 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     """Backend that runs a command.
 
     Attributes:
-        job: Training job that the command runs.
+        job: Training job that the command runs; None for a step of the user's own.
+        batch: Samples and tokens of a batch of such a step.
         cluster: Cluster that the command runs on.
         flags: Function that writes the flags of a configuration; None if the command has placeholders only.
         said: Flags that the words of the command say, which are exchanged in place; None if `{flags}` takes them.
@@ -74,10 +76,11 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         hang_limit_s: Silence of the command that means a hang [s].
         knobs: Knobs of the study.
         files: Files that each trial gets a copy of.
+        plans: Plans of the candidates, of which each trial gets a file; None if the command takes none.
         training: Folder of the training in which trials run; None if what they train is thrown away.
     """
 
-    job: TrainingJob
+    job: TrainingJob | None
     cluster: Cluster
     flags: WriteFlags | None = None
     said: Flags | None = None
@@ -89,6 +92,8 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     hang_limit_s: float = 600.0
     knobs: tuple[Knob, ...] = ()
     files: tuple[TrialFile, ...] = ()
+    batch: tuple[int, int] = (0, 0)
+    plans: CandidatePlans | None = None
     training: TrainingFolder | None = None
 
     @property
@@ -96,14 +101,16 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         """Abilities of trials: real training, with knobs as flags, variables and keys of files, and of smaller jobs.
 
         Hosts may be idle if the command reaches its hosts by itself, or as a job of Slurm. Layers are told by flags or
-        by a placeholder. Keys of a study check that a command takes the sizes of smaller jobs.
+        by a placeholder. Keys of a study check that a command takes the sizes of smaller jobs. A command that takes
+        plans runs them.
         """
         chooses_hosts = self.launch == "once" or self.slurm is not None
         idle = {TrialAbility.IDLE_HOSTS} if chooses_hosts else set()
         texts = (*self.arguments, *(value or "" for _, value in self.environment))
         is_told = self.flags is not None or any("assignment" in names_in(text) for text in texts)
         layers = {TrialAbility.LAYERS} if is_told else set()
-        return frozenset({TrialAbility.TRAINING, TrialAbility.KNOBS, TrialAbility.PROXIES} | idle | layers)
+        plans = set() if self.plans is None else {TrialAbility.PLANS}
+        return frozenset({TrialAbility.TRAINING, TrialAbility.KNOBS, TrialAbility.PROXIES} | idle | layers | plans)
 
     @property
     def hosts(self) -> tuple[HostNeeds, ...]:
@@ -197,7 +204,9 @@ class CommandBackend(UserCommand, AbstractRankBackend):
     def reduced(self, to: Reduction) -> Self:
         """Return the backend that runs the command on the proxy job, with its sizes as placeholders and flags."""
         flags = None if self.flags is None else self.flags.reduced(to)
-        return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster), flags=flags)
+        plans = None if self.plans is None else self.plans.reduced(to)
+        assert self.job is not None, "no study of an own step has proxy jobs"
+        return replace(self, job=to.job(self.job), cluster=to.cluster(self.cluster), flags=flags, plans=plans)
 
     def expected_steps(self, config: ParallelConfig) -> int | None:  # noqa: ARG002 # the contract's
         """Return the number of steps that the study asks for."""
@@ -294,16 +303,21 @@ class CommandBackend(UserCommand, AbstractRankBackend):
         """
         if training is None and self.training is not None:
             training = self._place_in_training(self.training.progress(), self.training.place_of(trial_number))
-        job = self.job
+        job, keys = self.job, knob_file_keys(self.knobs, config)
+        samples, tokens = self.batch
+        if job is not None:
+            samples, tokens = job.global_batch_size, job.global_batch_size * job.sequence_length
         values = values_of(
             job, self.cluster, config, trial_number=trial_number, warmup_steps=self.warmup_steps, steps=self.steps
         ) | {name: text_of(value) for name, value in (today_of(self.knobs) | dict(config.knobs)).items()}
         values |= training or {}
+        files = [(file.name, file.file_name, file.with_values(keys.get(file.name, {}))) for file in self.files]
+        if self.plans is not None:
+            values |= self.plans.values(config)
+            files.append((PLAN, FILE_NAME, self.plans.text(config)))
         variables = [
             (name, None if value is None else text_of(value)) for name, value in knob_environment(self.knobs, config)
         ]
-        keys = knob_file_keys(self.knobs, config)
-        samples = job.global_batch_size
         command = {part.name: getattr(self, part.name) for part in fields(UserCommand)}
         arguments, flags, environment = self._words(config)
         return HostPlan(
@@ -311,8 +325,8 @@ class CommandBackend(UserCommand, AbstractRankBackend):
             values=tuple(values.items()),
             flags=flags,
             knobs=tuple(knob_words(self.knobs, config)),
-            files=tuple((file.name, file.file_name, file.with_values(keys.get(file.name, {}))) for file in self.files),
-            step=StepSize(samples=samples, tokens=samples * job.sequence_length, devices=config.num_devices),
+            files=tuple(files),
+            step=StepSize(samples=samples, tokens=tokens, devices=config.num_devices),
             log_name=f"trial-{trial_number:04}",
         )
 

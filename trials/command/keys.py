@@ -13,16 +13,19 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from costmodels.job.training_job import TrainingJob
 from hardware.io.config_file import DocumentedModel
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.io.secret_texts import digest_words, hide_words
 from trials.command.backend import CommandBackend, Launch
+from trials.command.candidate_plans import LayerPlans, OwnPlans
 from trials.command.knob_files import TrialFile, read_trial_file
 from trials.command.log_pattern import LogPattern, find_pattern
 from trials.command.placeholders import (
     FLAGS,
     KNOBS,
     PLACEHOLDERS,
+    PLAN,
     PROFILE,
     SIZES_ELSEWHERE,
     check_text,
@@ -34,6 +37,7 @@ from trials.command.slurm.jobs import SlurmJobs, Tasks, check_options, study_pre
 from trials.command.training_folder import CHECKPOINT, NEW_CHECKPOINT, PROGRESS, TRAINING, TrainingFolder, step_in
 from trials.framework_flags import FlagExporter, Flags, WordRules
 from trials.knobs.knob import Knob
+from trials.own_step import OwnStepPlans, World
 from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
 
 
@@ -74,6 +78,8 @@ class TrainingKeys(DocumentedModel):
 class CommandKeys(AbstractTrialKeys):
     """`trial:` with `backend: command`."""
 
+    OWN_STEPS: ClassVar[frozenset[World]] = frozenset({"jax", "torch"})
+
     # none changes what a trial runs: they say where files are kept, and where in the cluster it runs
     WITHOUT_MEANING: ClassVar[frozenset[str]] = AbstractTrialKeys.WITHOUT_MEANING | {
         *("logs", "profile", "sbatch", "srun", "training")
@@ -83,7 +89,9 @@ class CommandKeys(AbstractTrialKeys):
     """Trials run your own command; see [your own command](own-command.md)."""
 
     command: Annotated[list[str], Field(min_length=1)]
-    """Program and arguments, with [placeholders](own-command.md)."""
+    """Program and arguments, with [placeholders](own-command.md). With `{plan}`, they run the candidates' [sharding
+    plans](own-command.md#plans-in-your-program), also those of a step of your own.
+    """
 
     flags: str | None = None
     """Framework whose flags take the place of `{flags}`: `megatron`, `mindspeed`, `bridge`, `maxtext`, `swift`, `verl`
@@ -167,7 +175,40 @@ class CommandKeys(AbstractTrialKeys):
         Raises:
             ConfigError: The command, its environment, its log or its profile is not described consistently.
         """
-        names = (*(knob.name for knob in study.knobs), *self.files)
+        job, found = study.setting.job, self._build(study, study.setting.job)
+        if not self.takes_plan():
+            return found
+        return replace(found, plans=LayerPlans(job=job, cluster=study.cluster, planner=study.step_planner))
+
+    def build_own_step(self, study: StudyParts, steps: OwnStepPlans) -> CommandBackend:
+        """Build the backend that runs the study's command, which has the step of the study's factory.
+
+        Raises:
+            ConfigError: The command takes no plan, asks for what such a step has not, or is not described consistently.
+        """
+        found = self._build(study, None)
+        if not self.takes_plan():
+            raise ConfigError(
+                f"must name {{{PLAN}}}, the file of a trial's plan, because trials of a step of your own run plans",
+                key="trial.command",
+                value=steps.step.factory,
+                nearest=f'--plan, "{{{PLAN}}}" in trial.command, and tuner.load_plan in the program',
+            )
+        used = [name for text in self.texts() for name in names_in(text)]
+        for name in ("sequence_length", "num_layers"):
+            if name in used:
+                raise ConfigError(
+                    f"has no value for {{{name}}}, because a step of your own is no model of the catalog",
+                    key="trial.command",
+                    nearest="leave it out: the factory says the sizes",
+                )
+        if self.profile is not None:
+            rule = "corrects predictions of models of the catalog, and not those of a step of your own"
+            raise ConfigError(rule, key="trial.profile", value=self.profile, nearest="leave it out")
+        return replace(found, plans=OwnPlans(steps=steps), batch=(steps.rows, steps.tokens))
+
+    def _build(self, study: StudyParts, job: TrainingJob | None) -> CommandBackend:
+        names = (*(knob.name for knob in study.knobs), *self.files, PLAN)
         for number, (argument, shown) in enumerate(zip(self.command, hide_words(self.command), strict=True)):
             with _errors_under(f"trial.command.{number}", shown=None if shown == argument else shown):
                 check_text(argument, flags=True, knobs=names)
@@ -198,7 +239,7 @@ class CommandKeys(AbstractTrialKeys):
         _check_sizes(self, exporter)
         logs = None if self.logs is None else (base_dir / self.logs).absolute()
         return CommandBackend(
-            job=study.setting.job,
+            job=job,
             cluster=study.cluster,
             arguments=tuple(self.command),
             environment=tuple(self.environment.items()),
@@ -253,9 +294,17 @@ class CommandKeys(AbstractTrialKeys):
         if self.training is not None:
             yield "trial.training.folder", self.training.folder
 
+    def texts(self) -> list[str]:
+        """Return the texts that may hold placeholders."""
+        return [*self.command, *(text or "" for text in self.environment.values())]
+
+    def takes_plan(self) -> bool:
+        """Return whether the command takes the file of a candidate's plan, and no file of the user's of that name."""
+        return PLAN not in self.files and any(PLAN in names_in(text) for text in self.texts())
+
     def _variables(self) -> list[str]:
         """Return the variables of the environment of `meshtune run` that the command refers to."""
-        return variables_in((*self.command, *(text or "" for text in self.environment.values())))
+        return variables_in(self.texts())
 
     def meaning(self) -> dict[str, Any]:
         """Return the keys that give a trial its meaning.
@@ -278,9 +327,7 @@ def _read_files(keys: CommandKeys, study: StudyParts) -> tuple[TrialFile, ...]:
         with _errors_under(f"trial.files.{name}"):
             if not name.isidentifier() or name in {*PLACEHOLDERS, FLAGS, KNOBS} - {*TRAINING} or name in knobs:
                 raise ConfigError("stands for something else, or is no name", value=name, nearest=f"{name}_file")
-            if not any(
-                name in names_in(text) for text in [*keys.command, *(t or "" for t in keys.environment.values())]
-            ):
+            if not any(name in names_in(text) for text in keys.texts()):
                 raise ConfigError("is used nowhere", nearest=f"{{{name}}} in trial.command")
             found.append(read_trial_file(name, study.base_dir / path))
     return tuple(found)
@@ -288,7 +335,7 @@ def _read_files(keys: CommandKeys, study: StudyParts) -> tuple[TrialFile, ...]:
 
 def _check_knobs(keys: CommandKeys, knobs: Sequence[Knob], files: Sequence[TrialFile]) -> None:
     """Check that the value of each knob reaches the command."""
-    texts = [*keys.command, *(text or "" for text in keys.environment.values())]
+    texts = keys.texts()
     used = {name for text in texts for name in names_in(text)}
     known = {file.name: file for file in files}
     for number, knob in enumerate(knobs):
@@ -320,7 +367,7 @@ def _check_knobs(keys: CommandKeys, knobs: Sequence[Knob], files: Sequence[Trial
 
 def _find_training(keys: CommandKeys, study: StudyParts) -> TrainingFolder | None:
     """Return the folder of the training in which trials run; None if what they train is thrown away."""
-    texts = [*keys.command, *(text or "" for text in keys.environment.values())]
+    texts = keys.texts()
     used, own = {name for text in texts for name in names_in(text)}, {*keys.files, *(knob.name for knob in study.knobs)}
     wanted = keys.training
     if wanted is None:
@@ -359,7 +406,7 @@ def _find_training(keys: CommandKeys, study: StudyParts) -> TrainingFolder | Non
 
 def _check_profile(keys: CommandKeys) -> None:
     """Check that the profile's place is given where the command names it, and is another one for each trial."""
-    texts = [*keys.command, *(text or "" for text in keys.environment.values())]
+    texts = keys.texts()
     nearest = "profile: traces/{trial}"
     if keys.profile is None:
         if any(PROFILE in names_in(text) for text in texts):
@@ -445,7 +492,7 @@ def _check_sizes(keys: CommandKeys, exporter: FlagExporter | None) -> None:
             key="trial.proxy",
             nearest="leave trial.training out",
         )
-    texts = [*keys.command, *(text or "" for text in keys.environment.values())]
+    texts = keys.texts()
     used = {name for text in texts for name in names_in(text)}
     wanted: list[tuple[str, tuple[str, ...]]] = []
     if exporter is None or not exporter.tells_layers:

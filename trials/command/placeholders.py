@@ -25,6 +25,9 @@ FLAGS = "flags"
 KNOBS = "knobs"
 """Placeholder of the flags of a study's knobs, one argument each."""
 
+PLAN = "plan"
+"""Placeholder of the path of the file with the candidate's sharding plan."""
+
 PROFILE = "profile"
 """Placeholder of the path of traces, if the study names one."""
 
@@ -33,7 +36,7 @@ ON_HOST = ("host_rank", "master_address", "master_port", PROFILE)
 
 OF_CONFIG = (
     *DEGREES,
-    *(name for name in FURTHER_DIMENSIONS if name != "plan"),  # commands shard layers by hand
+    *(name for name in FURTHER_DIMENSIONS if name != PLAN),  # it is a file
     "context_parallel",
     "num_devices",
     "world_size",
@@ -49,6 +52,9 @@ OF_CONFIG = (
     "steps",
     "total_steps",
 )
+
+OF_JOB = ("num_micro_batches", "global_batch_size", "sequence_length", "num_layers")
+"""Those among them that a training job of a model has, and a step of the user's own has not."""
 
 SIZES_ELSEWHERE = {
     **dict.fromkeys(("nnodes", "num_nodes", "num_machines", "nodes"), "num_hosts"),
@@ -102,9 +108,18 @@ def check_text(text: str, *, flags: bool, knobs: Sequence[str] = (), variables: 
 
 
 def values_of(
-    job: TrainingJob, cluster: Cluster, config: ParallelConfig, *, trial_number: int, warmup_steps: int, steps: int
+    job: TrainingJob | None,
+    cluster: Cluster,
+    config: ParallelConfig,
+    *,
+    trial_number: int,
+    warmup_steps: int,
+    steps: int,
 ) -> dict[str, str]:
-    """Return the values of a configuration's placeholders, except for those that only a host knows."""
+    """Return the values of a configuration's placeholders, except for those that only a host knows.
+
+    Without a job, of a step of the user's own, those of OF_JOB have none.
+    """
     further = config.values(name for name in OF_CONFIG if name in DEGREES + FURTHER_DIMENSIONS)
     found: dict[str, object] = {
         **further,
@@ -114,16 +129,19 @@ def values_of(
         "num_hosts": len(hosts_of(cluster, config)),
         "hosts": ",".join(map(str, hosts_of(cluster, config))),
         "devices_per_host": launched(cluster).devices_per_host,
-        "num_micro_batches": job.global_batch_size // (config.dp * config.mbs),
-        "global_batch_size": job.global_batch_size,
-        "sequence_length": job.sequence_length,
-        "num_layers": job.model.num_layers,
         "trial": trial_number,
         "warmup_steps": warmup_steps,
         "steps": steps,
         "total_steps": warmup_steps + steps,
     }
-    assert set(found) == set(OF_CONFIG), "what is promised is given"
+    if job is not None:
+        found |= {
+            "num_micro_batches": job.global_batch_size // (config.dp * config.mbs),
+            "global_batch_size": job.global_batch_size,
+            "sequence_length": job.sequence_length,
+            "num_layers": job.model.num_layers,
+        }
+    assert set(found) == set(OF_CONFIG) - (set(OF_JOB) if job is None else set()), "what is promised is given"
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in found.items()}
 
 

@@ -41,7 +41,8 @@ def init(
         list[str] | None,
         Argument(
             metavar="[-- WORD...]",
-            help="With --capture, the command that trains; otherwise arguments of the script, for $1, $2 and $@.",
+            help="With --capture, the command that trains; with --from-torch or --from-jax, that of trials, with "
+            "{plan} in it; otherwise arguments of the script, for $1, $2 and $@.",
         ),
     ] = None,
     capture: Annotated[
@@ -184,7 +185,8 @@ def init(
             beside |= {"model": model, "runtime": runtime, "config": config, "trial-hosts": trial_hosts}
             beside |= {"checkpoints": checkpoints}
             beside |= {"ignore-flags": ignore_flags}
-            _init_own_step(world, factory, cluster, {**beside, **answers}, out, force=force, as_json=as_json)
+            others, trial = {**beside, **answers}, tuple(arguments or ())
+            _init_own_step(world, factory, cluster, others, trial, out, force=force, as_json=as_json)
             return
     chosen = [(framework, file) for framework, file in files.items() if file is not None and framework != "log"]
     # a recipe's file beside a captured command
@@ -264,6 +266,7 @@ def _init_own_step(
     factory: str,
     cluster: str | None,
     others: Mapping[str, object],
+    command: tuple[str, ...],
     out: Path,
     *,
     force: bool,
@@ -276,6 +279,7 @@ def _init_own_step(
         factory: Factory as `module:factory`.
         cluster: Cluster in the catalog.
         others: All other options by name, of which only the numbers of hosts and of their devices say something here.
+        command: Command of the trials; empty if they run the step itself.
         out: Study file to write.
         force: Whether to replace an existing file.
         as_json: Whether to print JSON.
@@ -303,7 +307,7 @@ def _init_own_step(
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError("must end in .yaml", key="--out", value=str(out))
     _check_free(out, force=force)
-    text = own_study_text(world, factory, cluster=cluster, **counts)
+    text = own_study_text(world, factory, cluster=cluster, command=command, **counts)
     with temporary_folder("checking the study") as folder:
         trial = folder / "study.yaml"
         trial.write_text(text, encoding="utf-8")

@@ -17,6 +17,7 @@ peak memory of each are the planner's own (`costmodels/sharding/plan.py`): nothi
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -163,8 +164,17 @@ class OwnStepPlans:
     @property
     def rows(self) -> int:
         """Rows of the batch: the first dim of the first input of a step with one micro-batch; 0 without inputs."""
+        return next(iter(self._batch_shape()), 0)
+
+    @property
+    def tokens(self) -> int:
+        """Number of elements of that input, which are tokens where it holds their ids."""
+        shape = self._batch_shape()
+        return math.prod(shape) if shape else 0
+
+    def _batch_shape(self) -> tuple[int, ...]:
         graph = self.graph()
-        return next((shape[0] for each in _batches(graph) if (shape := graph.tensors[each].shape)), 0)
+        return next((shape for each in _batches(graph) if (shape := graph.tensors[each].shape)), ())
 
     def program(self, config: ParallelConfig | None = None) -> Any:
         """Return the trace of a candidate's step, or of one micro-batch: a `Program` of the library's frontend."""

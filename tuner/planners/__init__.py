@@ -17,28 +17,33 @@ if TYPE_CHECKING:  # they load JAX and torch, which may be missing
     from tuner.planners.jax_plans import JaxPlan, LayoutConstraint, plan_jax
     from tuner.planners.torch_plans import TorchPlan, plan_torch
     from tuner.planners.torch_served import parallelize_as
+    from tuner.planners.torch_titan import for_titan, titan_step
     from tuner.planners.torch_transformers import for_trainer
 
 __all__ = [
     "JaxPlan",
     "LayoutConstraint",
     "TorchPlan",
+    "for_titan",
     "for_trainer",
     "parallelize_as",
     "pin_layouts",
     "plan_jax",
     "plan_torch",
+    "titan_step",
 ]
 
 _LIBRARIES = {
     "JaxPlan": ("jax", "JAX", "jax_plans"),
     "LayoutConstraint": ("jax", "JAX", "jax_plans"),
     "TorchPlan": ("torch", "torch", "torch_plans"),
+    "for_titan": ("torchtitan", "torchtitan", "torch_titan"),
     "for_trainer": ("transformers", "transformers", "torch_transformers"),
     "parallelize_as": ("torch", "torch", "torch_served"),
     "pin_layouts": ("jax", "JAX", "jax_pinned"),
     "plan_jax": ("jax", "JAX", "jax_plans"),
     "plan_torch": ("torch", "torch", "torch_plans"),
+    "titan_step": ("torchtitan", "torchtitan", "torch_titan"),
 }
 """Module and title of the library that each name needs, and the module that has the name."""
 
@@ -54,6 +59,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     library, title, module = _LIBRARIES[name]
     if importlib.util.find_spec(library) is None:
-        package = library if library == "transformers" else f"'meshtune[{library}]'"
+        package = library if library in ("torchtitan", "transformers") else f"'meshtune[{library}]'"
         raise ImportError(f"{name} needs {title}, which is not installed here; pip install {package}")
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)

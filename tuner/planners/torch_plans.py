@@ -12,6 +12,7 @@ and what is sent. `redistributions` lists what the plan does there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -90,15 +91,7 @@ class TorchPlan:
         Raises:
             ConfigError: there are more or fewer ranks than the plan has devices.
         """
-        num_ranks, num_devices = torch.distributed.get_world_size(), self.planned.plan.mesh.num_devices
-        if num_ranks != num_devices:
-            raise ConfigError(
-                f"needs {num_devices} ranks",
-                key="mesh",
-                value=self.planned.plan.mesh.in_words,
-                nearest=f"{num_ranks} are here",
-            )
-        return torch_meshes.init_device_mesh(device_type, tuple(self.mesh.values()), mesh_dim_names=tuple(self.mesh))
+        return mesh_of_ranks(self.mesh, device_type)
 
     def distribute(self, module: torch.nn.Module, device_mesh: torch_meshes.DeviceMesh) -> torch.nn.Module:
         """Replace a module's parameters and buffers by DTensors in place, as planned; to be called on all ranks.
@@ -267,6 +260,19 @@ def plan_torch(
         _case=case_of(module, inputs),
         _plan_again=plan_again,
     )
+
+
+def mesh_of_ranks(axes: Mapping[str, int], device_type: str) -> torch_meshes.DeviceMesh:
+    """Build a mesh from all ranks of the process group; to be called on all of them.
+
+    Raises:
+        ConfigError: there are more or fewer ranks than the mesh has devices.
+    """
+    num_ranks, num_devices = torch.distributed.get_world_size(), math.prod(axes.values())
+    if num_ranks != num_devices:
+        in_words = ", ".join(f"{name}={size}" for name, size in axes.items())
+        raise ConfigError(f"needs {num_devices} ranks", key="mesh", value=in_words, nearest=f"{num_ranks} are here")
+    return torch_meshes.init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
 
 def axes_of(mesh: torch_meshes.DeviceMesh) -> dict[str, int]:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from hardware.device import Device
 from hardware.io.errors import ConfigError
+from trials.backend import TrialAbility
 from tuner.rehearsal.candidates import Candidate, CandidateAnswer, candidate_of
 from tuner.rehearsal.memory import RehearsedMemory, rehearsed_memory
 from tuner.rehearsal.program import program_of
@@ -221,6 +222,8 @@ class Rehearsals:
 
     def _reason_against(self, *, is_asked_for: bool) -> str:
         """Return why nothing is rehearsed; empty if it may be."""
+        if TrialAbility.PLANS in self._prepared.backend.abilities:
+            return "a program that runs plans traces its step, which a rehearsal with tensors of no values cannot"
         config = self._prepared.problem.with_knobs(self._sampler.candidates.config(0))
         try:
             program = program_of(self._prepared.backend.loading_nothing().starts(config, trial_number=0), os.environ)

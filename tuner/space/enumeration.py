@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import repeat
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,9 @@ from tuner.space.rules.rule import Columns, Keep, Rule
 from tuner.space.rules.rule_sets import DUPLICATE_RULES, FORMER_RULES, LAYER_PADDING, RULE_SETS, RULES, THINNING_RULES
 from tuner.space.worth_planning import worth_planning
 
+if TYPE_CHECKING:  # pins come with the planners, and few studies have any
+    from tuner.planners.sharding.pins import Pin
+
 MAX_CANDIDATES = 5_000_000
 MAX_COMBINATIONS = 40_000_000
 """Most rows that enumeration holds at once, a few gigabytes."""
@@ -85,6 +89,7 @@ class SpaceOptions:
         equal_chunks: Whether trials can run several chunks per stage only if all are equal.
         memory_headroom: Share of each device's memory that must stay free; a configuration that may keep it free under
             a plausible profile, given the error of predicted memory, is not dropped.
+        pins: Pins that the plans by hand of all candidates hold, where the framework shards by hand.
     """
 
     rule_set: str | None = None
@@ -95,6 +100,7 @@ class SpaceOptions:
     gainful_layers: bool = False
     equal_chunks: bool = False
     memory_headroom: float = 0.08
+    pins: tuple[Pin, ...] = ()
 
     def with_equal_layers(self) -> SpaceOptions:
         """Return the options without unequal layers that the study does not ask for."""

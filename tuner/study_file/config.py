@@ -38,14 +38,7 @@ from tuner.study_file.proxy_keys import proxy_options
 from tuner.study_file.request import Economics, HistoryOptions, StudyRequest, TrialOptions
 from tuner.study_file.space_options import notes_on_former_rules, runnable_options, with_free_memory, with_told_layers
 from tuner.study_file.storage_address import StorageAddress
-from tuner.study_file.study_keys import (
-    LONGEST_NAME,
-    OwnModelKeys,
-    PlannerKeys,
-    SearchOptions,
-    StudyKeys,
-    TracedModelKeys,
-)
+from tuner.study_file.study_keys import LONGEST_NAME, OwnModelKeys, SearchOptions, StudyKeys, TracedModelKeys
 from tuner.study_file.subject import choose_subject
 from tuner.subject.ability import Ability
 from tuner.subject.contract import AbstractSubject
@@ -135,7 +128,9 @@ def _resolve(
     options = with_told_layers(options, backend, chosen.parts)
     current = subject.current(keys.current, options)
     options = runnable_options(keys.space, options, backend, current, cluster)
-    planning = _resolved_planning(chosen.planning, keys.planner, backend, subject)
+    planning = _resolved_planning(chosen.planning, keys, backend, subject)
+    if planning.name == "megatron":
+        options = replace(options, pins=planning.pins)
     objective, prices = _objective(keys, subject), under("cost", lambda: build_prices(keys.cost, base_dir))
     history, history_notes = history_of(keys.history, storage, paths)
     _check_written(keys, storage, paths)
@@ -255,18 +250,28 @@ def _check_no_nul(value: Any, key: str = "") -> None:
 
 
 def _resolved_planning(
-    chosen: LayerPlanning, keys: PlannerKeys, backend: AbstractBackend, subject: AbstractSubject
+    chosen: LayerPlanning, keys: StudyKeys, backend: AbstractBackend, subject: AbstractSubject
 ) -> LayerPlanning:
     """Return the planner of layers; under `auto` it is the plan by hand unless trials and framework run others."""
-    if chosen.is_auto and not (TrialAbility.PLANS in backend.abilities and subject.setting.runtime.runs_plans):
+    runs = TrialAbility.PLANS in backend.abilities
+    # simulated trials run plans of any framework; a command that takes plans is the framework
+    is_real = TrialAbility.TRAINING in backend.abilities
+    if chosen.is_auto and not (runs and (is_real or subject.setting.runtime.runs_plans)):
         return LayerPlanning()
-    if TrialAbility.PLANS in backend.abilities or chosen.name == "megatron":
+    if runs or chosen.name == "megatron":
         return chosen
+    if keys.planner.name == "auto":
+        return LayerPlanning(pins=chosen.pins)  # of the plans by hand, those that hold them
+    nearest = (
+        'the argument "{plan}" in trial.command, which is the path of a trial\'s plan for tuner.load_plan'
+        if keys.trial.backend == "command"
+        else "planner.name: megatron, trial.backend: simulated or jax, or torch with runtime: torch-planned"
+    )
     raise ConfigError(
         "needs trials that run plans, because others shard layers as Megatron does",
-        key="planner.pins" if keys.name == "auto" else "planner.name",
-        value=keys.name,
-        nearest="planner.name: megatron, trial.backend: simulated or jax, or torch with runtime: torch-planned",
+        key="planner.name",
+        value=keys.planner.name,
+        nearest=nearest,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -13,8 +14,23 @@ from trials.own_step import World
 from trials.rank_backend import is_cpu_cluster
 from tuner.study_file.cluster_keys import StatedHosts, cluster_keys
 
+_COMMAND = """trial:
+  backend: command
+  command: {words}
+  log: {{pattern: ['step (?P<iteration>\\d+) took (?P<step_s>[\\d.]+) s']}}  # what your program prints of each step
+  warmup_steps: 2
+  steps: 5"""
 
-def own_study_text(world: World, factory: str, *, cluster: str, hosts: int | None, devices_per_host: int | None) -> str:
+
+def own_study_text(
+    world: World,
+    factory: str,
+    *,
+    cluster: str,
+    hosts: int | None,
+    devices_per_host: int | None,
+    command: Sequence[str] = (),
+) -> str:
     """Return the text of a study file.
 
     Args:
@@ -23,6 +39,7 @@ def own_study_text(world: World, factory: str, *, cluster: str, hosts: int | Non
         cluster: Words of `cluster_keys`.
         hosts: Number of hosts; None for one.
         devices_per_host: Number of devices of each host that are used; None for all.
+        command: Command of the trials; none to run the step itself, or in a simulated world.
 
     Raises:
         ConfigError: The cluster does not exist, or its hosts have fewer devices.
@@ -34,7 +51,13 @@ def own_study_text(world: World, factory: str, *, cluster: str, hosts: int | Non
     except ConfigError as error:
         raise error.under("--cluster" if error.key == "name" else "cluster") from None
     trains = is_cpu_cluster(found)
-    trial = f"{{backend: {world}}}  # real steps on this machine's processors" if trains else "{backend: simulated}"
+    trial = (
+        f"trial: {{backend: {world}}}  # real steps on this machine's processors"
+        if trains
+        else "trial: {backend: simulated}"
+    )
+    if command:
+        trial = _COMMAND.format(words=yaml.safe_dump(list(command), default_flow_style=True, width=1000).strip())
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", factory).strip("-._")[:100] or "own-step"
     return "\n".join(
         (
@@ -44,7 +67,7 @@ def own_study_text(world: World, factory: str, *, cluster: str, hosts: int | Non
             f"cluster: {{{', '.join(f'{key}: {_flow(value)}' for key, value in keys.items())}}}",
             "# space: {tp: [1, 2]}  # searches these sizes of the axis model alone; dp is data",
             "search: {max_trials: 40, seed: 0}",
-            f"trial: {trial}",
+            trial,
             "",
         )
     )

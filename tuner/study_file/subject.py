@@ -219,12 +219,6 @@ def _check_keys(keys: StudyKeys, step: OwnStep) -> None:
 
 def _planning(keys: PlannerKeys) -> LayerPlanning:
     """Return the planner of layers for trials that run plans."""
-    if keys.name == "megatron" and keys.pins:
-        raise ConfigError(
-            "have no effect with planner.name: megatron, which is the plan by hand",
-            key="planner.pins",
-            nearest="planner.name: descent",
-        )
     name = AUTO_PLANNER if keys.name == "auto" else keys.name
     if not keys.pins:
         return LayerPlanning(name=name, is_auto=keys.name == "auto")

@@ -8,7 +8,7 @@ import numpy as np
 
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.sources import MeasuredSetting
-from costmodels.job.parallel_config import FURTHER_DIMENSIONS, HAND, ParallelConfig
+from costmodels.job.parallel_config import FURTHER_DIMENSIONS, HAND, ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from tuner.space.enumeration import Space, SpaceOptions, why_not
 from tuner.subject.ability import Ability
@@ -52,6 +52,9 @@ class CatalogSubject(AbstractModelSubject):
             for name in FURTHER_DIMENSIONS
             if name not in options.opened and name != "plan" and chosen.values([name])[name] != fixed[name]
         }
+        if not reasons and options.pins:
+            held = self.holds_pins(options, ConfigGrid.from_configs([chosen], options.opened), is_all=False)
+            reasons |= {} if held[0] else {"pins": self.rule_reasons(options)["pins"]}
         is_candidate = tuple(chosen.values(space.grid.dimensions).values()) in space.grid.positions()
         if not reasons and chosen.plan != HAND and not is_candidate:
             reasons["plan"] = (

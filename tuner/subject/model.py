@@ -8,6 +8,7 @@ from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodels.job.described_model import describe_model
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, HAND, ConfigGrid, ParallelConfig, Value
@@ -103,12 +104,33 @@ class AbstractModelSubject(AbstractSubject):
     def space(
         self, options: SpaceOptions, *, current: ParallelConfig | None, measured: ConfigGrid | None = None
     ) -> Space:
-        """Return the configurations that obey every rule and may fit in memory, or those that were measured."""
-        return build_space(self.setting, options, current=current, measured=measured)
+        """Return the configurations that obey every rule and may fit in memory, or those that were measured.
+
+        Raises:
+            ConfigError: No plan by hand holds a pin.
+        """
+        found = build_space(self.setting, options, current=current, measured=measured)
+        if not options.pins or not len(found.grid):
+            return found
+        kept = self.holds_pins(options, found.grid, is_all=True)
+        if current is not None:  # it stays, as it does beside broken rules
+            kept[found.grid.positions()[tuple(current.values(found.grid.dimensions).values())]] = True
+        removed = {} if kept.all() else {"pins": int((~kept).sum())}
+        rows = np.flatnonzero(kept)
+        return replace(
+            found, grid=found.grid.take(rows), memory=found.memory.take(rows), removed=found.removed | removed
+        )
+
+    def holds_pins(self, options: SpaceOptions, grid: ConfigGrid, *, is_all: bool) -> NDArray[np.bool_]:
+        """Return whether the plan by hand of each candidate holds the pins of the study [n]; see `held_by_hand`."""
+        from tuner.plans.pins_by_hand import held_by_hand  # noqa: PLC0415 # see the imports above
+
+        return held_by_hand(self.setting, grid, options.pins, is_all=is_all)
 
     def rule_reasons(self, options: SpaceOptions) -> dict[str, str]:
         """Return what each active rule demands, in words."""
-        return rule_reasons(self.setting, options)
+        pins = {"pins": "the plan by hand must hold planner.pins"} if options.pins else {}
+        return rule_reasons(self.setting, options) | pins
 
     def check_launchable(
         self,

@@ -91,6 +91,8 @@ def cut_part(whole: Tensor, placement: Placement, mesh: Mesh) -> Tensor:
 
 def move_part(value: Tensor, change: Change, mesh: Mesh) -> Tensor:
     """Return this rank's part of a tensor in another layout."""
+    # memory is sent, in which lazy conjugates and negatives stand as they were
+    value = value.resolve_conj().resolve_neg()
     if value.is_complex():
         pairs = move_part(torch.view_as_real(value), change, mesh)
         return torch.view_as_complex(pairs.contiguous())

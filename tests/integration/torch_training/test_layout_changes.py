@@ -48,5 +48,5 @@ def test_changes_send_what_plans_count(on_ranks, sizes):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", changed_layouts.DTYPES[1:])
 def test_all_types_move(on_ranks, dtype):
-    """Integers, half precision, booleans and complex numbers change their layout too."""
+    """Integers, half precision, booleans and complex numbers, also lazy conjugates, change their layout too."""
     assert all(is_right for one in on_ranks(4, changed_layouts.change_all, (2, 2), dtype) for _, _, is_right, _ in one)

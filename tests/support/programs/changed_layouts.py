@@ -34,6 +34,8 @@ def change_all(place, sizes, dtype="float64"):
         shape = (8, 16)
         whole = torch.arange(math.prod(shape)).reshape(shape) % 7
         whole = (whole % 2 if dtype == "bool" else whole).to(getattr(torch, dtype))
+        if dtype == "complex64":
+            whole = ((1 + 2j) * whole).conj()  # which torch keeps as a mark on the numbers as they were
         for before, after in changes(len(sizes)):
             part = rank.cut(whole, tuple(-1 if dim == -2 else dim for dim in before))
             if dtype == "bool" and -2 in before:

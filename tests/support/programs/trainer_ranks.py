@@ -43,8 +43,8 @@ def as_torchrun(place):
         os.environ |= {"RANK": at, "LOCAL_RANK": at, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
 
 
-def expected_traffic(plan, rank):
-    """Count what a rank sends in a call.
+def expected_traffic(plan, rank, batch):
+    """Count what a rank sends in a call on a batch.
 
     The ranks' parts of a batch are cut along all axes, from which the plan may want another layout. One sum of two
     integers per axis tells whether they fit together.
@@ -58,7 +58,7 @@ def expected_traffic(plan, rank):
 
     mesh = plan.planned.plan.mesh
     found = Counter(planned_traffic(plan.planned.plan, rank))
-    for name, value in sample().items():
+    for name, value in batch.items():
         after = layout_of(plan.inputs[0][name])
         for move in moves((0,) * len(after), after, value.nbytes, mesh.sizes) if value.dim() else ():
             found[move.kind, members(mesh, move.axes, rank)] += move.message_bytes
@@ -89,7 +89,7 @@ def train(place, folder, mesh, cases):
             module, sent, expected = of_transformers(name), [], {}
             if mesh:
                 plan = planned(module, (sample(),), loss_of, mesh, seed)
-                expected = expected_traffic(plan, place.rank)
+                expected = expected_traffic(plan, place.rank, sample())
                 module = for_trainer(plan.parallelize(module))
 
             class Recorded(Trainer):

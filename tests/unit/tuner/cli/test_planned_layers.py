@@ -183,7 +183,7 @@ UP = "op: '*.up', dim: ffn"
 WRONG = {
     "name: descend": "planner.name = 'descend' | descent",
     "nam: descent": "planner | nam",
-    "name: megatron, pins: [{op: x, dim: y, axis: tp}]": "planner.pins | megatron, which is the plan by hand | descent",
+    "name: megatron, pins: [{op: x, dim: y, axis: tp}]": "planner.pins[0].op = 'x' | matches no operator",
     f"name: descent, pins: [{{{UP}, axis: model}}]": "planner.pins | axis = 'model' | tp",
     f"name: descent, pins: [{{{UP}}}]": "planner.pins[0] | names neither an axis nor ways",
     f"name: descent, pins: [{{{UP}, axis: tp, ways: 3}}]": (

@@ -239,3 +239,14 @@ def test_trials_without_a_command_are_not_rehearsed(study):
     assert not script.asked
     assert not any("rehearsed" in note for note in quiet)
     assert any("candidates are not rehearsed" in note for note in told)
+
+
+def test_programs_that_run_plans_are_not_rehearsed(study):
+    """A program that takes a plan traces its step itself: it is not rehearsed, and told so where it was asked for."""
+    script, command = Script(None), f'trial.command=[{sys.executable}, train.py, "{{plan}}"]'
+
+    _, tried, notes = run(study(command, "planner.name=megatron", "search.rehearse=leaders"), script)
+
+    assert len(tried) == 6
+    assert not script.asked
+    assert any("candidates are not rehearsed: a program that runs plans" in note for note in notes)

@@ -1,5 +1,7 @@
 """Keys that a study of a training step of the user's own cannot have, each refused before its program is imported."""
 
+import re
+
 import pytest
 import yaml
 
@@ -22,7 +24,6 @@ GOOD = {"name": "own", "model": {"jax": "program:step"}, "cluster": {"name": "cp
         ({"space": {"tp": [2, 2]}}, "space.tp = .*each once"),
         ({"trial": {"backend": "torch"}}, "trial.backend = 'torch': does not run a step of your own in JAX"),
         ({"trial": {"backend": "jax", "proxy": {"hosts": 1}}}, "trial.proxy: has no smaller form"),
-        ({"trial": {"backend": "command", "command": ["true"]}}, "does not run a step of your own in JAX"),
         ({"model": {"jaxx": "program:step"}}, "model.*jaxx: unknown key; did you mean 'jax'"),
         (
             {"model": {"jax": "program:step", "torch": "program:step"}},
@@ -55,6 +56,19 @@ def test_a_new_study_trains_where_devices_are_processors(world):
     assert here["cluster"] == {"name": "cpu-host", "hosts": 1, "devices_per_host": 4}
     assert (here["trial"], there["trial"]) == ({"backend": world}, {"backend": "simulated"})
     assert there["cluster"] == {"name": "dgx-h100", "hosts": 2}
+
+
+def test_a_new_study_runs_a_command():
+    """A study written with a command has its words as they are given, on any cluster."""
+    words = ["torchrun", "--nproc-per-node", "{devices_per_host}", "my own.py", "--plan", "{plan}"]
+    text = own_study_text("torch", "program:step", cluster="dgx-h100", hosts=None, devices_per_host=None, command=words)
+    trial = yaml.safe_load(text)["trial"]
+
+    assert (trial["backend"], trial["command"]) == ("command", words)
+    assert re.search(trial["log"]["pattern"][0], "step 3 took 0.25 s").groupdict() == {
+        "iteration": "3",
+        "step_s": "0.25",
+    }
 
 
 def test_an_unknown_cluster_is_named_by_its_option():
