@@ -11,6 +11,7 @@ goes through memory. Which tensors these are is decided for the whole graph, bef
     writes      A tensor is written if another kernel, the next step or the caller reads it.
     views       A transposition or a reshape is a way of reading, and moves nothing.
     places      A gather reads as much of its table as it returns, and an update in place writes as much as it is given.
+    stacks      What an iteration of a loop adds to a stack is a kernel of its own, which computes it anew if it can.
     launches    The last operator of a kernel that moves anything pays for the kernel's launch.
     memory      What never leaves a kernel and what is a view takes none, nor does what an update in place takes over.
                 What all its readers can compute cheaply is not kept for them, if fewer bytes move so.
@@ -33,7 +34,7 @@ from costmodels.sharding.graph import CONSTANT, STATE, FusionKind, Graph, Op
 
 INLINED = (FusionKind.LOOP, FusionKind.PICK)
 """Operators whose results a reader can compute by itself."""
-INLINING = (*INLINED, FusionKind.SUM)
+INLINING = (*INLINED, FusionKind.SUM, FusionKind.STACK)
 """Operators that can compute what they read by themselves."""
 
 
@@ -261,7 +262,7 @@ class _Fusion:
             return number
 
         for number, op in enumerate(self.graph.ops):
-            for tensor in op.operands:
+            for tensor in op.operands if op.fusion is not FusionKind.STACK else ():
                 if self._joins(self.makers[tensor], number):
                     parent[root(number)] = root(self.makers[tensor])
         return [root(number) for number in range(len(parent))]
@@ -281,6 +282,8 @@ class _Fusion:
         shown, maker = self.shown[tensor], self.makers[tensor]
         is_made_anew = op.fusion in INLINING and self.graph.ops[maker].primitive == CONSTANT
         is_target = op.fusion is FusionKind.PUT and not slot
+        if op.fusion is FusionKind.STACK and not is_made_anew:
+            return self.num_bytes[tensor]
         if op.fusion is FusionKind.VIEW or is_made_anew or is_target or self._joins(maker, number):
             return 0.0
         if op.fusion is FusionKind.PICK and not slot:
@@ -295,6 +298,8 @@ class _Fusion:
         is_inside = all(self._joins(number, reader) for reader in self.readers[tensor]) and not self.is_kept[tensor]
         if op.fusion is FusionKind.VIEW or (is_inside and op.fusion in INLINED):
             return 0.0
+        if op.fusion is FusionKind.STACK:
+            return self.num_bytes[op.operands[0]]
         if op.fusion is not FusionKind.PUT:
             return self.num_bytes[tensor]
         # What is put into a constant, such as zeros, needs the constant written as well.

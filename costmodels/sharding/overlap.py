@@ -24,6 +24,7 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Use
 from costmodels.sharding.joining import FIRST, joining_of, joint_messages, packing_s
 from costmodels.sharding.layouts import Layout, Move, moves
+from costmodels.sharding.loop_sums import sums_under
 from costmodels.sharding.plan import Plan, PlanCost
 from hardware.arrays import FloatArray, IntArray
 
@@ -176,7 +177,9 @@ class _Program:
         end = len(graph.ops)
         readers = _readers(graph, graph.uses[tensor])
         lies = plan.layout(tensor)
-        settled = self._send(tensor, plan.written(maker, slot), lies, graph.sums[tensor], min(readers, default=end))
+        written = plan.written(maker, slot)
+        times = sums_under(graph, plan.mesh, tensor, written, lies)
+        settled = self._send(tensor, written, lies, times, min(readers, default=end))
         for reader in readers:
             self.after[reader].append(settled)
         for copy in plan.copies(tensor):
