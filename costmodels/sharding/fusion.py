@@ -38,6 +38,9 @@ INLINING = (*INLINED, FusionKind.SUM, FusionKind.STACK)
 """Operators that can compute what they read by themselves."""
 
 
+PRODUCT, ADDITIONS, BROADCAST, TRANSPOSITION = "dot_general", ("add", "add_any"), "broadcast_in_dim", "transpose"
+"""Primitives of matrix products, of the additions that can end one, and of what makes a matrix of a vector."""
+
 COSTLY = frozenset(
     """
     tanh expm1 log log1p logistic erf erf_inv erfc pow sin cos tan cbrt atan2
@@ -128,8 +131,28 @@ class _Fusion:
             others = [use.op for use in uses if graph.ops[use.op].fusion is not FusionKind.VIEW]
             self.readers[self.shown[tensor]] += others
             self.is_kept[self.shown[tensor]] |= not uses or any(use.is_back for use in uses)
+        self.product_of = self._products()
+        self.products = set(self.product_of.values())
         self.level = self._levels()
         self.kernel = self._kernels()
+
+    def _products(self) -> dict[int, int]:
+        """Return the product that each addition ends, by the number of the addition."""
+        ops, tensors = self.graph.ops, self.graph.tensors
+        found: dict[int, int] = {}
+        for number, op in enumerate(ops):
+            if op.primitive not in ADDITIONS or op.fusion is not FusionKind.LOOP or len(op.operands) < 2:
+                continue
+            for tensor in op.operands:
+                maker, view = self.makers[tensor], self.graph.maker[tensor][0]
+                if view != maker and ops[view].primitive == TRANSPOSITION:
+                    continue
+                is_alone = self.readers[self.shown[tensor]] == [number] and not self.is_kept[self.shown[tensor]]
+                is_alike = tensors[tensor].element_bytes == tensors[op.results[0]].element_bytes
+                if ops[maker].primitive == PRODUCT and is_alone and is_alike and ops[maker].times == op.times:
+                    found[number] = maker
+                    break
+        return found
 
     def traffic(self) -> tuple[Traffic, ...]:
         """Return the traffic of each operator."""
@@ -187,7 +210,7 @@ class _Fusion:
         if op.primitive == CONSTANT and self.readers[tensor]:
             return any(self.graph.ops[reader].fusion not in INLINING for reader in self.readers[tensor])
         is_inside = all(self._joins(maker, reader) for reader in self.readers[tensor]) and not self.is_kept[tensor]
-        return not (is_inside and op.fusion in INLINED)
+        return not (is_inside and (op.fusion in INLINED or maker in self.products))
 
     def _read_by(self) -> list[set[int]]:
         """Return the kernels that read each tensor."""
@@ -206,7 +229,7 @@ class _Fusion:
         # What a kernel would have to read to compute a tensor, and how many bytes of it.
         needed: dict[int, dict[int, float]] = {op.results[0]: {} for op in self.graph.ops if op.primitive == CONSTANT}
         for number, op in enumerate(self.graph.ops):
-            own = self._needed(op, is_stored, needed)
+            own = None if number in self.product_of else self._needed(op, is_stored, needed)
             if own is None:
                 continue
             tensor = op.results[0]
@@ -270,6 +293,11 @@ class _Fusion:
     def _can_join(self, maker: int, reader: int) -> bool:
         """Return whether an operator can be part of the kernel of one that reads its result."""
         before, after = self.graph.ops[maker], self.graph.ops[reader]
+        if reader in self.product_of:
+            is_vector = before.primitive == BROADCAST and before.times == after.times
+            return maker == self.product_of[reader] or is_vector
+        if maker in self.product_of:
+            return False
         return before.fusion in INLINED and after.fusion in INLINING and before.times == after.times
 
     def _joins(self, maker: int, reader: int) -> bool:
@@ -296,10 +324,10 @@ class _Fusion:
     def _written(self, number: int, op: Op, tensor: int) -> float:
         """Return the bytes that an operator writes of a result."""
         is_inside = all(self._joins(number, reader) for reader in self.readers[tensor]) and not self.is_kept[tensor]
-        if op.fusion is FusionKind.VIEW or (is_inside and op.fusion in INLINED):
+        if op.fusion is FusionKind.VIEW or (is_inside and (op.fusion in INLINED or number in self.products)):
             return 0.0
         if op.fusion is FusionKind.STACK:
-            return self.num_bytes[op.operands[0]]
+            return min(self.num_bytes[op.operands[0]], self.num_bytes[tensor])
         if op.fusion is not FusionKind.PUT:
             return self.num_bytes[tensor]
         # What is put into a constant, such as zeros, needs the constant written as well.

@@ -147,7 +147,8 @@ class _Program:
     A number below that of operators is an operator's, and others are those of collectives behind them.
 
     Attributes:
-        packing: Tensors in joint messages, the first operator that needs each, and the time of packing it [s].
+        packing: Tensors that are packed into joint messages or turned, the first operator that needs each, and the time
+            that it takes [s].
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -165,6 +166,11 @@ class _Program:
             for group in self._groups
             for each in (self.sends[one] for one in group)
             if len(group) > 1 and self._joining.is_packed
+        ]
+        self.packing += [
+            (each.tensor, each.rank, each.times * each.move.turning_s(plan.mesh))
+            for each in self.sends
+            if each.move.turns and self._joining.is_packed
         ]
 
     def _add(self, tensor: int) -> None:

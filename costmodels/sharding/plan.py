@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -330,9 +330,7 @@ class MoveTimes(dict[tuple[Layout, Layout, float, float], float]):
         """Compute and keep the time for the layouts before and after, the bytes of the whole tensor, and the share."""
         before, after, num_bytes, share = key
         found = self[key] = sum(
-            Move(kind=move.kind, axes=move.axes, message_bytes=num_bytes * move.message_bytes).seconds(
-                self._mesh, share, self._joining
-            )
+            replace(move, message_bytes=num_bytes * move.message_bytes).seconds(self._mesh, share, self._joining)
             for move in _moves_of_byte(before, after, self._mesh.sizes)
         )
         return found

@@ -108,12 +108,25 @@ class Placing:
         free = free_slots(step.params, "out_specs") if step.primitive == SHARD_MAP else ()
         return [
             Array(value=value, number=number)
-            if slot in free
+            if slot in free or self._is_only_turned(number)
             else self.place_value(
                 value, number, None if op is None or slot not in kept else self.orders.written(op, kept.index(slot))
             )
             for slot, (value, number) in enumerate(zip(values, step.results, strict=True))
         ]
+
+    def _is_only_turned(self, value: int) -> bool:
+        """Return whether a value is only transposed, as it lies: then what this returns is pinned instead.
+
+        A constraint between a product and the transposition of its result would keep XLA from making the transposed
+        product at once. Gradients of weights are such products.
+        """
+        graph, tensor = self.orders.plan.graph, self.tensors.get(self.flat.values[value].name)
+        if tensor is None or len(graph.uses[tensor]) != 1 or value in self.results:
+            return False
+        use = graph.uses[tensor][0]
+        is_turned = graph.ops[use.op].primitive == "transpose"
+        return is_turned and self.orders.read(use.op, use.operand) == self.orders.lying(tensor)
 
     def place_operands(self, step: Step, operands: Sequence[Array]) -> list[Any]:
         """Return the operands of a step, or the first of them, in the layouts in which its operator reads them."""
