@@ -36,8 +36,8 @@ class Move:
         kind: Kind of collective.
         axes: Axes of the mesh that form its groups together.
         message_bytes: Size of its message, as hardware/collectives.py defines it for the kind [bytes].
-        turns: How often a device turns its part, so that the dim that is gathered or scattered lies outermost: unless it
-            is the first dim. An exchange gathers one dim and scatters another.
+        turns: How often a device turns its part, so that the dim that is gathered or scattered lies outermost, unless
+            it is the first dim. An exchange gathers one dim and scatters another.
     """
 
     kind: OpKind

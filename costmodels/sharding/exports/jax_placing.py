@@ -16,6 +16,7 @@ from costmodels.sharding.frontends.jax.graph import flatten_trace
 from costmodels.sharding.frontends.jax.program import Program
 from costmodels.sharding.frontends.jax.shard_maps import SHARD_MAP, free_slots
 from costmodels.sharding.graph import CONSTANT
+from costmodels.sharding.layouts import PARTIAL
 from hardware.io.errors import ConfigError
 
 
@@ -116,17 +117,18 @@ class Placing:
         ]
 
     def _is_only_turned(self, value: int) -> bool:
-        """Return whether a value is only transposed, as it lies: then what this returns is pinned instead.
+        """Return whether a value is added up, left whole, and then only transposed: the transposed value is pinned.
 
         A constraint between a product and the transposition of its result would keep XLA from making the transposed
         product at once. Gradients of weights are such products.
         """
-        graph, tensor = self.orders.plan.graph, self.tensors.get(self.flat.values[value].name)
-        if tensor is None or len(graph.uses[tensor]) != 1 or value in self.results:
+        plan, tensor = self.orders.plan, self.tensors.get(self.flat.values[value].name)
+        if tensor is None or len(plan.graph.uses[tensor]) != 1 or value in self.results:
             return False
-        use = graph.uses[tensor][0]
-        is_turned = graph.ops[use.op].primitive == "transpose"
-        return is_turned and self.orders.read(use.op, use.operand) == self.orders.lying(tensor)
+        use = plan.graph.uses[tensor][0]
+        is_turned = plan.graph.ops[use.op].primitive == "transpose"
+        is_summed = PARTIAL in plan.written(*plan.graph.maker[tensor]) and not any(self.orders.lying(tensor))
+        return is_summed and is_turned and self.orders.read(use.op, use.operand) == self.orders.lying(tensor)
 
     def place_operands(self, step: Step, operands: Sequence[Array]) -> list[Any]:
         """Return the operands of a step, or the first of them, in the layouts in which its operator reads them."""
