@@ -159,7 +159,7 @@ def test_loops_end_kernels():
 
 
 def test_each_stack_of_a_loop_has_a_kernel():
-    """An iteration adds to a stack by a kernel of its own, which reads and writes as much; parts are read where needed."""
+    """An iteration adds to a stack by a kernel of its own, which moves as much; parts are read where needed."""
     steps = Steps()
     x = steps.op("loop_unstack", [steps.source("x")], "rows columns -> few columns", PICK, times=16)
     a = steps.op("a", [x], "few columns -> few columns", LOOP, times=16)
