@@ -16,6 +16,7 @@ all else. `CPU memory` is the first plan's price for processors over XLA's. A st
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -63,7 +64,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 # whatever a package, JAX or XLA refuses is a row
             found["told"] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
         rows.append(found)
-        tell(f"{name}: {time.process_time() - began_s:.0f} CPU s {found['told'] or ''}")
+        tell(f"{time.process_time() - began_s:.0f} CPU s: {json.dumps(found)}")
     return {"rows": rows}
 
 

@@ -157,43 +157,6 @@ def penzai_llama(*, small: bool) -> PackageStep:
     return trained(loss, start, {"ids": _tokens(batch, length, most=sizes["vocab_size"])})
 
 
-def haiku_resnet(*, small: bool) -> PackageStep:
-    """Build ResNet-50 of Haiku, or a small one, whose running means are a state beside the parameters."""
-    import haiku as hk  # noqa: PLC0415 # as above
-    import optax  # noqa: PLC0415 # as above
-
-    batch, side, classes = (8, 32, 16) if small else (64, 128, 1000)
-
-    @hk.transform_with_state
-    def net(image: jax.Array) -> jax.Array:
-        if small:
-            return hk.nets.ResNet(
-                blocks_per_group=(1, 1, 1, 1), num_classes=classes, channels_per_group=(8, 16, 16, 32), bottleneck=False
-            )(image, is_training=True)
-        return hk.nets.ResNet50(classes)(image, is_training=True)
-
-    optimizer = optax.adamw(1e-3)
-
-    def train_step(params: Tree, moments: Tree, means: Tree, batch: Tree) -> tuple[Tree, ...]:
-        def loss(params: Tree) -> tuple[jax.Array, Tree]:
-            logits, new = net.apply(params, means, None, batch["image"])
-            return _class_loss(logits, batch["label"]), new
-
-        (value, new), grads = jax.value_and_grad(loss, has_aux=True)(params)
-        updates, moments = optimizer.update(grads, moments, params)
-        return optax.apply_updates(params, updates), moments, new, value
-
-    def start() -> tuple[Tree, ...]:
-        data = {
-            "image": jnp.asarray(_numbers(batch, side, side, 3)),
-            "label": jnp.asarray(_tokens(batch, most=classes)),
-        }
-        params, means = net.init(jax.random.key(0), data["image"])
-        return params, optimizer.init(params), means, data
-
-    return PackageStep(step=train_step, start=start, donated=("params", "moments", "means"))
-
-
 def equinox_esm2(*, small: bool) -> PackageStep:
     """Build ESM2 of esm2quinox, in equinox: its layers are a loop."""
     import equinox as eqx  # noqa: PLC0415 # as above
@@ -316,48 +279,6 @@ def e3x_messages(*, small: bool) -> PackageStep:
     def start() -> Tree:
         given = [jnp.asarray(batch[name]) for name in ("places", "kinds", "to", "away")]
         return net.init(jax.random.key(0), *given)
-
-    return trained(loss, start, batch)
-
-
-def brax_ppo(*, small: bool) -> PackageStep:
-    """Build the loss of proximal policy optimization of brax."""
-    from brax.training import types  # noqa: PLC0415 # as above
-    from brax.training.agents.ppo import losses, networks  # noqa: PLC0415 # as above
-
-    envs, steps, seen, acts, width = (8, 4, 16, 4, 32) if small else (4_096, 32, 256, 32, 1_024)
-    nets = networks.make_ppo_networks(
-        seen, acts, policy_hidden_layer_sizes=(width,) * 3, value_hidden_layer_sizes=(width,) * 3
-    )
-    batch = {
-        "seen": _numbers(envs, steps, seen),
-        "next": _numbers(envs, steps, seen) / 2,
-        "reward": _numbers(envs, steps),
-        "act": _numbers(envs, steps, acts),
-        "chance": _numbers(envs, steps) - 2,
-    }
-
-    def loss(params: Tree, data: Tree) -> jax.Array:
-        zeros = jnp.zeros_like(data["reward"])
-        transitions = types.Transition(
-            observation=data["seen"],
-            action=data["act"],
-            reward=data["reward"],
-            discount=zeros + 0.99,
-            next_observation=data["next"],
-            extras={
-                "state_extras": {"truncation": zeros},
-                "policy_extras": {"raw_action": data["act"], "log_prob": data["chance"]},
-            },
-        )
-        value, _ = losses.compute_ppo_loss(
-            losses.PPONetworkParams(**params), None, transitions, jax.random.key(0), ppo_network=nets
-        )
-        return value
-
-    def start() -> Tree:
-        keys = jax.random.split(jax.random.key(0))
-        return {"policy": nets.policy_network.init(keys[0]), "value": nets.value_network.init(keys[1])}
 
     return trained(loss, start, batch)
 
@@ -503,11 +424,9 @@ STEPS: Mapping[str, Callable[..., PackageStep]] = {
     for factory in (
         transformers_gpt2,
         penzai_llama,
-        haiku_resnet,
         equinox_esm2,
         jraph_network,
         e3x_messages,
-        brax_ppo,
         diffrax_ode,
         numpyro_vae,
         pix_upscaler,
