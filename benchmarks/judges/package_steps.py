@@ -5,8 +5,8 @@
     JAX_PLATFORMS=cpu python -m benchmarks.judges.package_steps [--only NAME ...] [--path FOLDER ...] [--json]
 
 `--path` adds a folder of packages. Each step gives a row: CPU seconds to trace and to plan it on two by four devices;
-the largest difference of loss and moments (which hold the gradients) to the unplanned step, of a small network on eight
-virtual devices, over the largest element; the bytes that XLA's partitioner sends over the plan's; and six plans, the
+the largest difference of loss and moments (which hold the gradients) of two plans by hand to the unplanned step, of a small
+network on eight virtual devices, over the largest element; the bytes that XLA's partitioner sends over the plan's; and six plans, the
 planners', data parallelism and others by hand, as `gpu_schedules order` compares them. `over best`, `over data` and
 `over propagated` are the schedule of the plan with the lowest price over that of the best of the six, of data
 parallelism, and of the better of data parallelism and the first plan's arguments where XLA propagates their layouts to
@@ -127,22 +127,31 @@ def _data_parallel(graph: Any, mesh: Any) -> bytes:
 
 
 def _difference(made: Any) -> float:
-    """Return the largest difference of moments and loss to those of the unplanned step, over the largest element."""
+    """Return the largest difference of moments and loss to those of the unplanned step, over the largest element.
+
+    Planners leave a small network whole, so data parallelism and the dearest plan by hand are run, which cut it.
+    """
     import jax  # noqa: PLC0415 # it may be missing
     import numpy as np  # noqa: PLC0415 # as above
 
-    from benchmarks.judges.gpu_schedules import ORDER_MESH  # noqa: PLC0415 # as above
-    from tuner.planners import plan_jax  # noqa: PLC0415 # as above
+    from benchmarks.judges.gpu_schedules import CLUSTER, ORDER_MESH  # noqa: PLC0415 # as above
+    from costmodels.sharding.device_mesh import mesh_from  # noqa: PLC0415 # as above
+    from costmodels.sharding.exports.jax_apply import apply_plan, shardings  # noqa: PLC0415 # as above
+    from costmodels.sharding.frontends.jax.graph import graph_of_jax  # noqa: PLC0415 # as above
+    from tuner.planners.toast.by_hand import data_parallel, plans_by_hand  # noqa: PLC0415 # as above
 
     arguments = made.start()
-    plan = plan_jax(made.step, *arguments, mesh=ORDER_MESH, donated=made.donated)
-    step = jax.jit(plan.function, in_shardings=plan.in_shardings, out_shardings=plan.out_shardings)
-    # The parameters are left out: AdamW's first step is nearly the sign of a gradient, which rounding can turn.
-    pairs = zip(jax.tree.leaves(step(*arguments)[1:]), jax.tree.leaves(jax.jit(made.step)(*arguments)[1:]), strict=True)
+    graph, mesh = graph_of_jax(made.step, *arguments, donated=made.donated), mesh_from(ORDER_MESH, CLUSTER)
+    exact = jax.tree.leaves(jax.jit(made.step)(*arguments)[1:])
     found = []
-    for pair in pairs:
-        one, other = (np.asarray(each, dtype=np.float64) for each in pair)
-        found.append(float(np.max(np.abs(one - other), initial=0.0) / max(np.max(np.abs(other), initial=0.0), 1e-12)))
+    for plan in (data_parallel(graph, mesh), plans_by_hand(graph, mesh, memory_bytes=80e9, most=1000)[-1]):
+        inputs, outputs = shardings(made.step, plan, *arguments)
+        step = jax.jit(apply_plan(made.step, plan), in_shardings=inputs, out_shardings=outputs)
+        # The parameters are left out: AdamW's first step is nearly the sign of a gradient, which rounding can turn.
+        for pair in zip(jax.tree.leaves(step(*arguments)[1:]), exact, strict=True):
+            one, other = (np.asarray(each, dtype=np.float64) for each in pair)
+            apart, most = np.max(np.abs(one - other), initial=0.0), np.max(np.abs(other), initial=0.0)
+            found.append(float(apart / max(most, 1e-12)))
     return max(found)
 
 
