@@ -6,11 +6,12 @@
 
 `--path` adds a folder of packages. Each step gives a row: CPU seconds to trace and to plan it on two by four devices;
 the largest difference of loss and moments (which hold the gradients) of two plans by hand to the unplanned step, over
-the largest element, of a small network on eight virtual devices; the bytes that XLA's partitioner sends over the plan's;
-and six plans, the planners', data parallelism and others by hand, as `gpu_schedules order` compares them. `over best`,
-`over data` and `over propagated` are the schedule of the plan with the lowest price over that of the best of the six, of
-data parallelism, and of the better of data parallelism and the first plan's arguments where XLA propagates their layouts
-to all else. `CPU memory` is the first plan's price for processors over XLA's. A step that is refused says why.
+the largest element, of a small network on eight virtual devices; the bytes that XLA's partitioner sends over the
+plan's; and six plans, the planners', data parallelism and others by hand, as `gpu_schedules order` compares them.
+`over best`, `over data` and `over propagated` are the schedule of the plan with the lowest price over that of the
+best of the six, of data parallelism, and of the better of data parallelism and the first plan's arguments where XLA
+propagates their layouts to all else. `CPU memory` is the first plan's price for processors over XLA's. A step that is
+refused says why.
 """
 
 from __future__ import annotations
