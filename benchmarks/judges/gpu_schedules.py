@@ -17,25 +17,29 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks.support.timing import USERS_MISTAKE, benchmark_parser, publish, tell
-from costmodels.sharding.device_mesh import mesh_from
+from costmodels.sharding.device_mesh import DeviceMesh, mesh_from
 from costmodels.sharding.fusion import traffic_of, unfused
 from costmodels.sharding.graph import Graph
 from costmodels.sharding.overlap import timeline_of
-from costmodels.sharding.plan import cost_of
+from costmodels.sharding.plan import Plan, cost_of
 from costmodels.xla.compiler import OPTIONS, has_gpu_compiler
 from costmodels.xla.schedule import kernels_of, without_comments
+
+if TYPE_CHECKING:  # JAX may be missing
+    from tuner.planners.jax_judge import Compiled
 
 TRAFFIC = ("unet", "graph_network", "moe", "gemma_2b")
 OVERLAP = ("gemma", "llama", "mixture")
 MESHES: tuple[Mapping[str, int], ...] = ({"data": 8}, {"data": 2, "model": 4}, {"model": 8})
 CLUSTER, DEVICE = "dgx-h100", "h100"
+ORDER_MESH: Mapping[str, int] = {"data": 2, "model": 4}
 
 
 def main() -> None:
@@ -134,20 +138,21 @@ def overlap(name: str, planner: Any) -> Iterator[dict[str, Any]]:
 
 def order(name: str) -> dict[str, Any]:
     """Compare six plans of a program with what XLA makes of them, on two by four devices."""
-    from scipy.stats import spearmanr  # noqa: PLC0415 # of this function alone
-
     from benchmarks.zoo import FACTORIES  # noqa: PLC0415 # JAX may be missing
-    from costmodels.sharding.exports.jax_apply import apply_plan, specs_of  # noqa: PLC0415 # JAX may be missing
     from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # as above
     from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415 # as above
-    from tuner.planners.jax_judge import Step, judge_of  # noqa: PLC0415 # as above
-    from tuner.planners.planning import WHOLE_AXES, plan_graph  # noqa: PLC0415 # as above
-    from tuner.planners.toast.by_hand import data_parallel, plans_by_hand  # noqa: PLC0415 # as above
 
     function, arguments, donated = (_programs() | FACTORIES)[name]()
-    mesh = mesh_from({"data": 2, "model": 4}, CLUSTER)
     program = trace_function(function, *arguments, donated=donated)
-    graph = graph_of(program)
+    plans = six_plans(graph_of(program), mesh_from(ORDER_MESH, CLUSTER))
+    return {"program": name, "plans": len(plans), **order_of(function, program, arguments, plans)[0]}
+
+
+def six_plans(graph: Graph, mesh: DeviceMesh) -> list[Plan]:
+    """Return plans of the planners, the best by its price first, data parallelism, and others by hand."""
+    from tuner.planners.planning import WHOLE_AXES, plan_graph  # noqa: PLC0415 # JAX may be missing
+    from tuner.planners.toast.by_hand import data_parallel, plans_by_hand  # noqa: PLC0415 # as above
+
     planned = plan_graph(graph, mesh, WHOLE_AXES)
     found = [planned.plan, *([] if planned.unhidden is None else [planned.unhidden.plan])]
     found.append(plan_graph(graph, mesh, replace(WHOLE_AXES, planner="recursive", overlap=False)).plan)
@@ -157,30 +162,48 @@ def order(name: str) -> dict[str, Any]:
     others = [plan for plan in by_hand if plan.served.tobytes() not in plans]
     for at in np.linspace(0, len(others) - 1, 6 - len(plans)).round().astype(int).tolist():
         plans[others[at].served.tobytes()] = others[at]
-    judge, ours, theirs = judge_of(DEVICE, planned.plan.mesh), [], []
-    for plan in plans.values():
-        in_specs, out_specs = specs_of(program, plan)
-        step = Step(
-            function=apply_plan(function, plan),
-            arguments=arguments,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            donate_argnums=program.donated,
-            static_argnums=(),
-        )
-        compiled, cost = judge.compile(step, plan.mesh), cost_of(plan)
+    return list(plans.values())
+
+
+def order_of(
+    function: Any, program: Any, arguments: Any, plans: Sequence[Plan]
+) -> tuple[dict[str, float], list[float], list[float]]:
+    """Return figures of what XLA makes of plans, their step times by our price, and those by XLA's schedule [s]."""
+    from scipy.stats import spearmanr  # noqa: PLC0415 # of this function alone
+
+    from costmodels.sharding.exports.jax_apply import apply_plan  # noqa: PLC0415 # JAX may be missing
+
+    ours, theirs = [], []
+    for plan in plans:
+        compiled, cost = compiled_under(apply_plan(function, plan), program, arguments, plan), cost_of(plan)
         ours.append((timeline_of(plan, cost).step_time_s, cost.peak_memory_bytes))
         theirs.append((compiled.replayed.step_time_s, compiled.memory_bytes))
     ratios = np.array(ours) / np.array(theirs)
-    return {
-        "program": name,
-        "plans": len(ours),
+    figures = {
         "Spearman": float(spearmanr([one[0] for one in ours], [one[0] for one in theirs]).statistic),
         "step over XLA's": float(np.median(ratios[:, 0])),
         "farthest": float(ratios[np.abs(np.log(ratios[:, 0])).argmax(), 0]),
         "memory over XLA's": float(np.median(ratios[:, 1])),
         "memory, farthest": float(ratios[np.abs(np.log(ratios[:, 1])).argmax(), 1]),
     }
+    return figures, [one[0] for one in ours], [one[0] for one in theirs]
+
+
+def compiled_under(function: Any, program: Any, arguments: Any, plan: Plan) -> Compiled:
+    """Compile a step whose arguments and outputs have the layouts of a plan."""
+    from costmodels.sharding.exports.jax_apply import specs_of  # noqa: PLC0415 # JAX may be missing
+    from tuner.planners.jax_judge import Step, judge_of  # noqa: PLC0415 # as above
+
+    in_specs, out_specs = specs_of(program, plan)
+    step = Step(
+        function=function,
+        arguments=arguments,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        donate_argnums=program.donated,
+        static_argnums=(),
+    )
+    return judge_of(DEVICE, plan.mesh).compile(step, plan.mesh)
 
 
 def _programs() -> dict[str, Any]:

@@ -11,6 +11,7 @@ goes through memory. Which tensors these are is decided for the whole graph, bef
     writes      A tensor is written if another kernel, the next step or the caller reads it.
     views       A transposition or a reshape is a way of reading, and moves nothing.
     places      A gather reads as much of its table as it returns, and an update in place writes as much as it is given.
+    stacks      What an iteration of a loop adds to a stack is a kernel of its own, which computes it anew if it can.
     launches    The last operator of a kernel that moves anything pays for the kernel's launch.
     memory      What never leaves a kernel and what is a view takes none, nor does what an update in place takes over.
                 What all its readers can compute cheaply is not kept for them, if fewer bytes move so.
@@ -33,9 +34,12 @@ from costmodels.sharding.graph import CONSTANT, STATE, FusionKind, Graph, Op
 
 INLINED = (FusionKind.LOOP, FusionKind.PICK)
 """Operators whose results a reader can compute by itself."""
-INLINING = (*INLINED, FusionKind.SUM)
+INLINING = (*INLINED, FusionKind.SUM, FusionKind.STACK)
 """Operators that can compute what they read by themselves."""
 
+
+PRODUCT, ADDITIONS, BROADCAST, TRANSPOSITION = "dot_general", ("add", "add_any"), "broadcast_in_dim", "transpose"
+"""Primitives of matrix products, of the additions that can end one, and of what makes a matrix of a vector."""
 
 COSTLY = frozenset(
     """
@@ -127,8 +131,28 @@ class _Fusion:
             others = [use.op for use in uses if graph.ops[use.op].fusion is not FusionKind.VIEW]
             self.readers[self.shown[tensor]] += others
             self.is_kept[self.shown[tensor]] |= not uses or any(use.is_back for use in uses)
+        self.product_of = self._products()
+        self.products = set(self.product_of.values())
         self.level = self._levels()
         self.kernel = self._kernels()
+
+    def _products(self) -> dict[int, int]:
+        """Return the product that each addition ends, by the number of the addition."""
+        ops, tensors = self.graph.ops, self.graph.tensors
+        found: dict[int, int] = {}
+        for number, op in enumerate(ops):
+            if op.primitive not in ADDITIONS or op.fusion is not FusionKind.LOOP or len(op.operands) < 2:
+                continue
+            for tensor in op.operands:
+                maker, view = self.makers[tensor], self.graph.maker[tensor][0]
+                if view != maker and ops[view].primitive == TRANSPOSITION:
+                    continue
+                is_alone = self.readers[self.shown[tensor]] == [number] and not self.is_kept[self.shown[tensor]]
+                is_alike = tensors[tensor].element_bytes == tensors[op.results[0]].element_bytes
+                if ops[maker].primitive == PRODUCT and is_alone and is_alike and ops[maker].times == op.times:
+                    found[number] = maker
+                    break
+        return found
 
     def traffic(self) -> tuple[Traffic, ...]:
         """Return the traffic of each operator."""
@@ -186,7 +210,7 @@ class _Fusion:
         if op.primitive == CONSTANT and self.readers[tensor]:
             return any(self.graph.ops[reader].fusion not in INLINING for reader in self.readers[tensor])
         is_inside = all(self._joins(maker, reader) for reader in self.readers[tensor]) and not self.is_kept[tensor]
-        return not (is_inside and op.fusion in INLINED)
+        return not (is_inside and (op.fusion in INLINED or maker in self.products))
 
     def _read_by(self) -> list[set[int]]:
         """Return the kernels that read each tensor."""
@@ -205,7 +229,7 @@ class _Fusion:
         # What a kernel would have to read to compute a tensor, and how many bytes of it.
         needed: dict[int, dict[int, float]] = {op.results[0]: {} for op in self.graph.ops if op.primitive == CONSTANT}
         for number, op in enumerate(self.graph.ops):
-            own = self._needed(op, is_stored, needed)
+            own = None if number in self.product_of else self._needed(op, is_stored, needed)
             if own is None:
                 continue
             tensor = op.results[0]
@@ -261,7 +285,7 @@ class _Fusion:
             return number
 
         for number, op in enumerate(self.graph.ops):
-            for tensor in op.operands:
+            for tensor in op.operands if op.fusion is not FusionKind.STACK else ():
                 if self._joins(self.makers[tensor], number):
                     parent[root(number)] = root(self.makers[tensor])
         return [root(number) for number in range(len(parent))]
@@ -269,6 +293,11 @@ class _Fusion:
     def _can_join(self, maker: int, reader: int) -> bool:
         """Return whether an operator can be part of the kernel of one that reads its result."""
         before, after = self.graph.ops[maker], self.graph.ops[reader]
+        if reader in self.product_of:
+            is_vector = before.primitive == BROADCAST and before.times == after.times
+            return maker == self.product_of[reader] or is_vector
+        if maker in self.product_of:
+            return False
         return before.fusion in INLINED and after.fusion in INLINING and before.times == after.times
 
     def _joins(self, maker: int, reader: int) -> bool:
@@ -281,6 +310,8 @@ class _Fusion:
         shown, maker = self.shown[tensor], self.makers[tensor]
         is_made_anew = op.fusion in INLINING and self.graph.ops[maker].primitive == CONSTANT
         is_target = op.fusion is FusionKind.PUT and not slot
+        if op.fusion is FusionKind.STACK and not is_made_anew:
+            return self.num_bytes[tensor]
         if op.fusion is FusionKind.VIEW or is_made_anew or is_target or self._joins(maker, number):
             return 0.0
         if op.fusion is FusionKind.PICK and not slot:
@@ -293,8 +324,10 @@ class _Fusion:
     def _written(self, number: int, op: Op, tensor: int) -> float:
         """Return the bytes that an operator writes of a result."""
         is_inside = all(self._joins(number, reader) for reader in self.readers[tensor]) and not self.is_kept[tensor]
-        if op.fusion is FusionKind.VIEW or (is_inside and op.fusion in INLINED):
+        if op.fusion is FusionKind.VIEW or (is_inside and (op.fusion in INLINED or number in self.products)):
             return 0.0
+        if op.fusion is FusionKind.STACK:
+            return min(self.num_bytes[op.operands[0]], self.num_bytes[tensor])
         if op.fusion is not FusionKind.PUT:
             return self.num_bytes[tensor]
         # What is put into a constant, such as zeros, needs the constant written as well.

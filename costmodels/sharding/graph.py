@@ -27,7 +27,7 @@ SOURCES = (STATE, INPUT, CONSTANT)
 CARRY, NEXT, STACK, UNSTACK = "carry", "next", "loop_stack", "loop_unstack"
 MERGE = "merge"
 PASSING = (CARRY, NEXT, STACK, UNSTACK, MERGE)
-"""Primitives that pass values into a loop, between iterations and out of it, or out of branches; they cost nothing."""
+"""Primitives that pass values into a loop, between iterations and out of it, or out of branches."""
 
 
 class FusionKind(StrEnum):
@@ -43,6 +43,8 @@ class FusionKind(StrEnum):
     """Returns a part of its first operand."""
     PUT = "put"
     """Writes its last operand to a part of its first one, in place."""
+    STACK = "stack"
+    """Writes its operand, which it can compute by itself, to a part of its result."""
     VIEW = "view"
     """Shows the elements of its operand in another order or shape."""
 
@@ -123,8 +125,8 @@ class Op:
 
     @property
     def is_free(self) -> bool:
-        """Whether the operator costs a device no time."""
-        return self.primitive in SOURCES or self.primitive in PASSING
+        """Whether the operator costs a device no time; a compiler has kernels that fill and read stacks of loops."""
+        return self.primitive in SOURCES or (self.primitive in PASSING and self.fusion is FusionKind.NONE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -42,7 +42,8 @@ class Joining:
 
     Attributes:
         kinds: Kinds of collectives.
-        is_packed: Whether kernels bring joint sums into one array and out of it.
+        is_packed: Whether kernels bring joint sums into one array and out of it, and turn the parts of what is moved
+            along another dim than the first (`Move.turning_s`).
     """
 
     kinds: tuple[OpKind, ...] = ()

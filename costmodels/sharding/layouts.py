@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.fusion import LAUNCH_S
 from costmodels.sharding.joining import MOST_BYTES, Joining, packing_s
 
 REPLICATED, PARTIAL = -1, -2
@@ -35,11 +36,14 @@ class Move:
         kind: Kind of collective.
         axes: Axes of the mesh that form its groups together.
         message_bytes: Size of its message, as hardware/collectives.py defines it for the kind [bytes].
+        turns: How often a device turns its part, so that the dim that is gathered or scattered lies outermost, unless
+            it is the first dim. An exchange gathers one dim and scatters another.
     """
 
     kind: OpKind
     axes: tuple[int, ...]
     message_bytes: float
+    turns: int = 0
 
     def seconds(self, mesh: DeviceMesh, latency_share: float = 1.0, joining: Joining | None = None) -> float:
         """Return the time of this collective on a mesh [s].
@@ -49,13 +53,22 @@ class Move:
             latency_share: Part of the latency that its tensor pays (`joining.latency_shares`) if its kind is joined.
             joining: What is joined in its program; None for nothing.
         """
+        turning_s = self.turning_s(mesh) if joining is not None and joining.is_packed else 0.0
         if joining is None or self.kind not in joining.kinds:
-            return mesh.seconds(self.kind, self.message_bytes, self.axes)
+            return mesh.seconds(self.kind, self.message_bytes, self.axes) + turning_s
         together = max(MOST_BYTES // max(self.message_bytes, 1.0), 1.0)  # messages of this size in a joint one
         share = max(latency_share, 1.0 / together)
         found = mesh.seconds(self.kind, self.message_bytes, self.axes, share)
         is_packed = joining.is_packed and found > 0 and share < 1
-        return found + (packing_s(self.kind, self.message_bytes, mesh) if is_packed else 0.0)
+        return found + turning_s + (packing_s(self.kind, self.message_bytes, mesh) if is_packed else 0.0)
+
+    def turning_s(self, mesh: DeviceMesh) -> float:
+        """Return the time of the kernels that turn the parts of an array for the collective, or behind it [s]."""
+        ways = mesh.size_along(self.axes)
+        if not self.turns or ways == 1:
+            return 0.0
+        part_bytes = self.message_bytes / (1 if self.kind is OpKind.ALL_TO_ALL else ways)
+        return self.turns * (LAUNCH_S + 2 * part_bytes / mesh.memory_bandwidth_bytes_per_s)
 
 
 def local_share(layout: Layout, sizes: Sequence[int]) -> float:
@@ -66,6 +79,11 @@ def local_share(layout: Layout, sizes: Sequence[int]) -> float:
         if dim >= 0:
             share /= size
     return share
+
+
+def _turns(layout: Layout, axes: Sequence[int]) -> int:
+    """Return whether some axes cut another dim than the first, as a number."""
+    return int(any(layout[axis] for axis in axes))
 
 
 def moves(before: Layout, after: Layout, num_bytes: float, sizes: Sequence[int]) -> tuple[Move, ...]:
@@ -95,13 +113,22 @@ def moves(before: Layout, after: Layout, num_bytes: float, sizes: Sequence[int])
     found: list[Move] = []
     scattered = tuple(axis for axis, (old, new) in pairs if old == PARTIAL and new >= 0)
     if scattered:
-        found.append(Move(kind=OpKind.REDUCE_SCATTER, axes=scattered, message_bytes=local_bytes))
+        found.append(
+            Move(kind=OpKind.REDUCE_SCATTER, axes=scattered, message_bytes=local_bytes, turns=_turns(after, scattered))
+        )
         for axis in scattered:
             local_bytes /= sizes[axis]
     exchanged = tuple(axis for axis, (old, new) in pairs if old >= 0 and new >= 0 and old != new)
     # An all-to-all keeps the size of the local part.
     if exchanged:
-        found.append(Move(kind=OpKind.ALL_TO_ALL, axes=exchanged, message_bytes=local_bytes))
+        found.append(
+            Move(
+                kind=OpKind.ALL_TO_ALL,
+                axes=exchanged,
+                message_bytes=local_bytes,
+                turns=_turns(before, exchanged) + _turns(after, exchanged),
+            )
+        )
     reduced = tuple(axis for axis, (old, new) in pairs if old == PARTIAL and new == REPLICATED)
     if reduced:
         found.append(Move(kind=OpKind.ALL_REDUCE, axes=reduced, message_bytes=local_bytes))
@@ -109,5 +136,7 @@ def moves(before: Layout, after: Layout, num_bytes: float, sizes: Sequence[int])
     if gathered:
         for axis in gathered:
             local_bytes *= sizes[axis]
-        found.append(Move(kind=OpKind.ALL_GATHER, axes=gathered, message_bytes=local_bytes))
+        found.append(
+            Move(kind=OpKind.ALL_GATHER, axes=gathered, message_bytes=local_bytes, turns=_turns(before, gathered))
+        )
     return tuple(found)

@@ -24,6 +24,7 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Use
 from costmodels.sharding.joining import FIRST, joining_of, joint_messages, packing_s
 from costmodels.sharding.layouts import Layout, Move, moves
+from costmodels.sharding.loop_sums import sums_under
 from costmodels.sharding.plan import Plan, PlanCost
 from hardware.arrays import FloatArray, IntArray
 
@@ -146,7 +147,8 @@ class _Program:
     A number below that of operators is an operator's, and others are those of collectives behind them.
 
     Attributes:
-        packing: Tensors in joint messages, the first operator that needs each, and the time of packing it [s].
+        packing: Tensors that are packed into joint messages or turned, the first operator that needs each, and the time
+            that it takes [s].
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -165,6 +167,11 @@ class _Program:
             for each in (self.sends[one] for one in group)
             if len(group) > 1 and self._joining.is_packed
         ]
+        self.packing += [
+            (each.tensor, each.rank, each.times * each.move.turning_s(plan.mesh))
+            for each in self.sends
+            if each.move.turns and self._joining.is_packed
+        ]
 
     def _add(self, tensor: int) -> None:
         """Add the collectives of a tensor."""
@@ -176,7 +183,9 @@ class _Program:
         end = len(graph.ops)
         readers = _readers(graph, graph.uses[tensor])
         lies = plan.layout(tensor)
-        settled = self._send(tensor, plan.written(maker, slot), lies, graph.sums[tensor], min(readers, default=end))
+        written = plan.written(maker, slot)
+        times = sums_under(graph, plan.mesh, tensor, written, lies)
+        settled = self._send(tensor, written, lies, times, min(readers, default=end))
         for reader in readers:
             self.after[reader].append(settled)
         for copy in plan.copies(tensor):

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -32,6 +32,7 @@ from costmodels.sharding.fusion import LAUNCH_S, fused_on, lifetimes, traffic_of
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Use
 from costmodels.sharding.joining import joining_of, latency_shares
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, Move, local_share, moves
+from costmodels.sharding.loop_sums import sums_under
 from hardware.arrays import FloatArray, IntArray
 
 NONE = -1
@@ -306,7 +307,8 @@ def _collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
         maker, slot = plan.graph.maker[tensor]
         written, lies = plan.written(maker, slot), plan.layout(tensor)
         # Add up partial sums where the tensor is written.
-        add(tensor, maker, moves(written, lies, array.num_bytes, sizes), plan.graph.sums[tensor])
+        times = sums_under(plan.graph, plan.mesh, tensor, written, lies)
+        add(tensor, maker, moves(written, lies, array.num_bytes, sizes), times)
         if plan.graph.ops[maker].primitive == CONSTANT:
             continue
         for copy in plan.copies(tensor):
@@ -328,9 +330,7 @@ class MoveTimes(dict[tuple[Layout, Layout, float, float], float]):
         """Compute and keep the time for the layouts before and after, the bytes of the whole tensor, and the share."""
         before, after, num_bytes, share = key
         found = self[key] = sum(
-            Move(kind=move.kind, axes=move.axes, message_bytes=num_bytes * move.message_bytes).seconds(
-                self._mesh, share, self._joining
-            )
+            replace(move, message_bytes=num_bytes * move.message_bytes).seconds(self._mesh, share, self._joining)
             for move in _moves_of_byte(before, after, self._mesh.sizes)
         )
         return found
@@ -353,9 +353,9 @@ class Roofline:
 
     def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
         devices = mesh.cluster.devices
-        self.graph, self.sizes = graph, mesh.sizes
         # Elementwise operators of processors also take longer than their traffic.
-        self.traffic = traffic_of(fused_on(graph, mesh))
+        self.graph, self.sizes = fused_on(graph, mesh), mesh.sizes
+        self.traffic = traffic_of(self.graph)
         self.bandwidth = mesh.memory_bandwidth_bytes_per_s
         self.speed = {
             precision: min(device.peak_flop_per_s(precision) for device in devices)

@@ -44,9 +44,9 @@ def held_by_hand(setting: Setting, grid: ConfigGrid, pins: Sequence[Pin], *, is_
         except ConfigError as error:
             raise error.under("planner") from None
         counts = [count for found in planned for count in found.pins]
-        for pin, num_ops, num_held in counts:
+        for pin, num_ops, num_held, _ in counts:
             allowed[pin] = allowed.get(pin, False) or num_ops == num_held
-        held[key] = all(num_ops == num_held for _, num_ops, num_held in counts)
+        held[key] = all(num_ops == num_held for _, num_ops, num_held, _ in counts)
     for number, pin in enumerate(pins):
         if is_all and not allowed.get(pin, True):
             raise ConfigError(

@@ -16,6 +16,7 @@ from costmodels.sharding.frontends.jax.graph import flatten_trace
 from costmodels.sharding.frontends.jax.program import Program
 from costmodels.sharding.frontends.jax.shard_maps import SHARD_MAP, free_slots
 from costmodels.sharding.graph import CONSTANT
+from costmodels.sharding.layouts import PARTIAL
 from hardware.io.errors import ConfigError
 
 
@@ -108,12 +109,26 @@ class Placing:
         free = free_slots(step.params, "out_specs") if step.primitive == SHARD_MAP else ()
         return [
             Array(value=value, number=number)
-            if slot in free
+            if slot in free or self._is_only_turned(number)
             else self.place_value(
                 value, number, None if op is None or slot not in kept else self.orders.written(op, kept.index(slot))
             )
             for slot, (value, number) in enumerate(zip(values, step.results, strict=True))
         ]
+
+    def _is_only_turned(self, value: int) -> bool:
+        """Return whether a value is added up, left whole, and then only transposed: the transposed value is pinned.
+
+        A constraint between a product and the transposition of its result would keep XLA from making the transposed
+        product at once. Gradients of weights are such products.
+        """
+        plan, tensor = self.orders.plan, self.tensors.get(self.flat.values[value].name)
+        if tensor is None or len(plan.graph.uses[tensor]) != 1 or value in self.results:
+            return False
+        use = plan.graph.uses[tensor][0]
+        is_turned = plan.graph.ops[use.op].primitive == "transpose"
+        is_summed = PARTIAL in plan.written(*plan.graph.maker[tensor]) and not any(self.orders.lying(tensor))
+        return is_summed and is_turned and self.orders.read(use.op, use.operand) == self.orders.lying(tensor)
 
     def place_operands(self, step: Step, operands: Sequence[Array]) -> list[Any]:
         """Return the operands of a step, or the first of them, in the layouts in which its operator reads them."""

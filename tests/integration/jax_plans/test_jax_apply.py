@@ -18,6 +18,7 @@ from costmodels.sharding.plan import NONE, Plan, cost_of
 from hardware.cluster_file import find_cluster
 from hardware.io.errors import ConfigError
 from tests.support.graphs.named_plans import mesh_of
+from tuner.planners.toast.by_hand import data_parallel
 
 
 def product(x, weight):
@@ -66,6 +67,25 @@ def test_what_a_loop_carries_on_is_paid_by_every_iteration():
 
     gathered_bytes = 3 * 8 * 16 * 4 * 7 / 8
     assert planned_bytes(cost_of(plan), plan.mesh) == {("gathered", ("data",)): gathered_bytes}
+
+
+def test_no_constraint_keeps_a_gradient_from_its_transposition():
+    """Data parallelism pins the gradient of a weight, a product, behind its transposition: XLA can make the transposed
+    product itself.
+    """
+
+    def step(params, x):
+        return params - jax.grad(lambda params: jnp.sum(jnp.tanh(x @ params)))(params)
+
+    arguments = (shape_of(16, 32, dtype=jnp.float32), shape_of(64, 16, dtype=jnp.float32))
+    plan = data_parallel(graph_of_jax(step, *arguments, donated=("params",)), mesh_of(data=8))
+    equations = jax.make_jaxpr(apply_plan(step, plan))(*arguments).jaxpr.eqns
+    maker = {var: each for each in equations for var in each.outvars}
+    (turned,) = (each for each in equations if each.primitive.name == "transpose")
+    (after,) = (each for each in equations if turned.outvars[0] in each.invars)
+
+    assert maker[turned.invars[0]].primitive.name == "dot_general"
+    assert after.primitive.name == "sharding_constraint"
 
 
 def test_a_plan_of_another_function_is_refused():

@@ -28,6 +28,7 @@ from costmodels.sharding.fusion import fused_on, lifetimes
 from costmodels.sharding.graph import CONSTANT, STATE, Graph
 from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import Layout, local_share, moves
+from costmodels.sharding.loop_sums import sums_under, whole_sums
 from costmodels.sharding.plan import NONE, MoveTimes, Roofline, reduce_partial_sums, wanted_layout, written_layout
 from hardware.arrays import FloatArray
 from tuner.planners.sharding.sharding_terms import Row
@@ -238,7 +239,7 @@ class ClassCosts:
         """Add a term for each group of tensors with the same makers, readers and size."""
         graph = self.graph
         alike: dict[Hashable, list[int]] = defaultdict(list)
-        turn, shares = graph.first_backward, latency_shares(graph)
+        turn, shares, whole = graph.first_backward, latency_shares(graph), whole_sums(graph, self.mesh)
         for tensor, uses in enumerate(graph.uses):
             maker, slot = graph.maker[tensor]
             # Only states and constants are charged by rules of their own.
@@ -252,6 +253,7 @@ class ClassCosts:
                 graph.tensors[tensor].num_bytes,
                 graph.tensors[tensor].shape,
                 graph.sums[tensor],
+                whole[tensor],
                 shares[tensor],
                 tuple(
                     (
@@ -281,13 +283,15 @@ class ClassCosts:
         uses, num_bytes, shape = graph.uses[tensor], graph.tensors[tensor].num_bytes, graph.tensors[tensor].shape
         made_by, own = graph.ops[maker], self._classes[maker]
         is_constant, is_state = made_by.primitive == CONSTANT, made_by.primitive == STATE
-        turn, times, share = graph.first_backward, graph.sums[tensor], latency_shares(graph)[tensor]
+        turn, share = graph.first_backward, latency_shares(graph)[tensor]
 
         def charge(rows: dict[int, Row]) -> _Charge:
             written = written_layout(made_by.rule, slot, rows[own])
             wanted = [wanted_layout(graph.ops[use.op].rule, use.operand, rows[self._classes[use.op]]) for use in uses]
             lies = reduce_partial_sums(written, () if is_constant else list(dict.fromkeys(wanted)), shape, sizes)
-            seconds = times * self._move_s[written, lies, num_bytes, share]
+            seconds = (
+                sums_under(graph, self.mesh, tensor, written, lies) * self._move_s[written, lies, num_bytes, share]
+            )
             # Readers of one layout share a copy, but a state is gathered again in the backward pass.
             readers: dict[tuple[Layout, bool], list[int]] = defaultdict(list)
             for number, (use, layout) in enumerate(zip(uses, wanted, strict=True)):

@@ -33,6 +33,7 @@ import numpy as np
 
 from costmodels.blocks.operator import OpKind
 from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.sharding.fusion import unfused
 from costmodels.sharding.graph import CONSTANT, Graph, Op
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout
 from costmodels.sharding.plan import NONE, Plan, reduce_partial_sums, wanted_layout, written_layout
@@ -251,7 +252,7 @@ class _Progress:
 
     def __init__(self, graph: Graph, mesh: DeviceMesh, prices: AbstractPrices | None = None) -> None:
         """Begin with nothing cut."""
-        self.graph, self.mesh = graph, mesh
+        self.graph, self.mesh = unfused(graph), mesh
         self.prices = Seconds(graph, mesh) if prices is None else prices
         self.served = np.full((len(graph.ops), len(mesh.sizes)), NONE, dtype=np.int64)
         self.ways = [[1] * len(op.rule.factors) for op in graph.ops]

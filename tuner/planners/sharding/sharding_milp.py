@@ -32,6 +32,7 @@ from costmodels.sharding.fusion import fused_on, lifetimes
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Op
 from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, local_share, moves
+from costmodels.sharding.loop_sums import sums_under
 from costmodels.sharding.plan import (
     NONE,
     MoveTimes,
@@ -215,9 +216,10 @@ class _ShardingProgram:
         states, flows = self._flows(written, wanted, shape, is_constant=is_constant)
         if not is_constant:
             self._sums(states, wanted, shape)
-            times, num_bytes, share = self.graph.sums[tensor], self.graph.tensors[tensor].num_bytes, self.shares[tensor]
+            num_bytes, share = self.graph.tensors[tensor].num_bytes, self.shares[tensor]
             for state in states:
                 # Adding up partial sums is the move from the written layout to where the tensor lies.
+                times = sums_under(self.graph, self.mesh, tensor, state.written, state.lies)
                 seconds = times * self.move_s[state.written, state.lies, num_bytes, share]
                 self._charge((var, factor * seconds) for var, factor in state.is_so)
             self._moves(tensor, flows)

@@ -22,6 +22,7 @@ from costmodels.sharding.dims import Rule
 from costmodels.sharding.graph import CONSTANT, STATE, Graph
 from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout
+from costmodels.sharding.loop_sums import whole_sums
 from costmodels.sharding.plan import NONE, MoveTimes, Plan, Roofline, wanted_layout, written_layout
 from hardware.arrays import FloatArray
 from tuner.planners.engine.elimination import Known, Order, Table, Term, cheapest_order, least
@@ -67,7 +68,7 @@ class _Kind:
     Attributes:
         num_bytes: Size of the whole tensor [bytes].
         shape: Shape of the whole tensor.
-        times: Number of times that its partial sums are added up in a step.
+        times: Number of times that its partial sums are added up in a step, if an axis cuts them and if none does.
         reads: Number of reads by each use, 0 for a constant; and whether the use reads a state in the backward pass,
             which gathers it again.
         latency_share: Part of a collective's latency that it pays (`joining.latency_shares`).
@@ -80,7 +81,7 @@ class _Kind:
 
     num_bytes: float
     shape: tuple[int, ...]
-    times: int
+    times: tuple[int, int]
     reads: tuple[tuple[int, bool], ...]
     latency_share: float
     price: TensorPrice | None = None
@@ -421,7 +422,7 @@ class ShardingTerms:
         return _Kind(
             num_bytes=array.num_bytes,
             shape=array.shape,
-            times=graph.sums[tensor],
+            times=(graph.sums[tensor], whole_sums(graph, self.mesh)[tensor]),
             reads=tuple(
                 (use.times if is_sent else 0, is_state and turn is not None and use.op >= turn)
                 for use in graph.uses[tensor]
@@ -478,7 +479,10 @@ class ShardingTerms:
     def _moved_and_held(self, kind: _Kind, written: Any, lies: Any, wanted: Sequence[Any]) -> Table:
         """Compute the seconds of moves and the prices of held memory, for arrays of layouts [..., axes]."""
         # Without partial sums the tensor lies as it is written.
-        table: Any = 0.0 if lies is written else kind.times * self._seconds(written, lies, kind)
+        table: Any = 0.0
+        if lies is not written:
+            is_cut = ((written == PARTIAL) & (lies >= 0)).any(axis=-1)
+            table = np.where(is_cut, *kind.times) * self._seconds(written, lies, kind)
         for number, (times, again) in enumerate(kind.reads):
             if not times:
                 continue

@@ -7,7 +7,7 @@ which makes most transpositions ways of reading.
 from __future__ import annotations
 
 from costmodels.sharding.frontends.jax.rules import ELEMENTWISE
-from costmodels.sharding.graph import FusionKind
+from costmodels.sharding.graph import STACK, UNSTACK, FusionKind
 
 VIEWS = "copy device_put expand_dims name optimization_barrier reshape squeeze stop_gradient transpose"
 LOOPS = "bitcast_convert_type broadcast_in_dim concatenate pad random_bits rev stack tile"
@@ -22,5 +22,7 @@ KINDS = {
     **dict.fromkeys(PICKS.split(), FusionKind.PICK),
     **dict.fromkeys(PUTS.split(), FusionKind.PUT),
     **dict.fromkeys(SUMS.split(), FusionKind.SUM),
+    STACK: FusionKind.STACK,
+    UNSTACK: FusionKind.PICK,
 }
 """Kinds of the primitives that are fused; all others read and write memory by themselves."""

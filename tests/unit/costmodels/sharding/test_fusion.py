@@ -1,5 +1,6 @@
 """What goes through memory where a compiler fuses: chains, products, sums, views and places, counted by hand."""
 
+import pytest
 from hypothesis import given
 
 from costmodels.sharding.dims import rule_of
@@ -7,16 +8,18 @@ from costmodels.sharding.fusion import Lifetime, lifetimes, traffic_of
 from costmodels.sharding.graph import INPUT, STATE, FusionKind, GraphBuilder, TensorKind
 from tests.support.graphs.random_graphs import graphs
 
-SIZES = {"rows": 64, "columns": 32, "few": 4}
+SIZES = {"rows": 64, "rows2": 64, "columns": 32, "few": 4}
+PAIR = "rows columns -> rows columns"
 WHOLE = 4.0 * 64 * 32
 """Bytes of a float32 array of all rows and columns."""
 
-LOOP, SUM, VIEW, PICK, PUT, NONE = (
+LOOP, SUM, VIEW, PICK, PUT, STACK, NONE = (
     FusionKind.LOOP,
     FusionKind.SUM,
     FusionKind.VIEW,
     FusionKind.PICK,
     FusionKind.PUT,
+    FusionKind.STACK,
     FusionKind.NONE,
 )
 
@@ -153,6 +156,57 @@ def test_loops_end_kernels():
     steps.each("b", steps.each("a", steps.source("x")), times=3)
 
     assert steps.traffic() == {"a": (WHOLE, WHOLE), "b": (WHOLE, WHOLE)}
+
+
+def test_each_stack_of_a_loop_has_a_kernel():
+    """An iteration adds to a stack by a kernel of its own, which moves as much; parts are read where needed."""
+    steps = Steps()
+    x = steps.op("loop_unstack", [steps.source("x")], "rows columns -> few columns", PICK, times=16)
+    a = steps.op("a", [x], "few columns -> few columns", LOOP, times=16)
+    steps.op("b", [a], "few columns -> few columns", LOOP, times=16)
+    steps.op("loop_stack", [a], "few columns -> rows few columns", STACK, times=16)
+    few = 4.0 * 4 * 32
+    graph = steps.graph.done()
+    launches = {op.name: one.launches for op, one in zip(graph.ops, traffic_of(graph), strict=True)}
+
+    assert steps.traffic() == {"loop_unstack": (few, 0.0), "b": (0.0, few), "loop_stack": (few, few)}
+    assert launches == {"x": 0, "loop_unstack": 0, "a": 0, "b": 1, "loop_stack": 1}
+
+
+def test_an_addition_ends_a_product():
+    """A product adds a matrix or a vector to its result before it writes it, if nothing else reads the result."""
+    steps = Steps()
+    x, bias = steps.source("x"), steps.source("bias", "columns")
+    product = steps.op("dot_general", [x], "rows columns -> rows columns", NONE)
+    rows = steps.op("broadcast_in_dim", [bias], "columns -> rows columns", LOOP)
+    steps.op("c", [steps.op("add", [product, rows], "rows columns, rows columns -> rows columns", LOOP)], PAIR, LOOP)
+    vector = 4.0 * 32
+    graph = steps.graph.done()
+    launches = sum(one.launches for one in traffic_of(graph))
+
+    assert steps.traffic() == {
+        "dot_general": (WHOLE, 0.0),
+        "broadcast_in_dim": (vector, 0.0),
+        "add": (0.0, WHOLE),
+        "c": (WHOLE, WHOLE),
+    }
+    assert launches == 2
+
+
+@pytest.mark.parametrize("others", ["view", "reader"])
+def test_an_addition_ends_no_product_that_is_turned_or_read_elsewhere(others):
+    """XLA adds to what a product writes only as it lies, and only where nobody else wants it."""
+    steps = Steps()
+    x, y = steps.source("x", "rows rows"), steps.source("y", "rows rows")
+    product = steps.op("dot_general", [x], "rows rows2 -> rows rows2", NONE)
+    added = steps.op("transpose", [product], "rows rows2 -> rows2 rows", VIEW) if others == "view" else product
+    steps.op("add", [y, added], "rows rows2, rows rows2 -> rows rows2", LOOP)
+    if others == "reader":
+        steps.op("second", [product], "rows rows2 -> rows rows2", NONE)
+    square = 4.0 * 64 * 64
+
+    assert steps.traffic()["dot_general"] == (square, square)
+    assert steps.traffic()["add"] == (2 * square, square)
 
 
 @given(graphs())

@@ -6,6 +6,7 @@ import pytest
 
 from costmodels.blocks.operator import OpKind
 from costmodels.sharding.dims import rule_of
+from costmodels.sharding.fusion import LAUNCH_S
 from costmodels.sharding.graph import INPUT, STATE, FusionKind, GraphBuilder, TensorKind
 from costmodels.sharding.joining import MOST_BYTES, joint_messages, latency_shares, packing_s
 from costmodels.sharding.overlap import timeline_of
@@ -73,3 +74,22 @@ def test_messages_are_filled_in_the_order_of_the_program():
     found = joint_messages(keys, sizes, ranks, places)
 
     assert sorted(map(sorted, found)) == [[0], [1, 2], [3], [4], [5], [6], [7]]
+
+
+def test_what_is_moved_along_an_inner_dim_is_turned():
+    """XLA moves parts of the first dim; for any other, a kernel turns each part, in the cost as in the timeline."""
+    mesh, times = mesh_of(8), []
+    for spec in ("rows columns", "columns rows"):
+        graph = GraphBuilder(name="gathered")
+        source = graph.source(STATE, "w", (64, 64), 4, TensorKind.PARAMETER)
+        result = graph.tensor("r", (64, 64), 4, TensorKind.ACTIVATION)
+        rule = rule_of("rows columns -> rows columns", SIZES)
+        graph.op("read", "exp", [source], [result], rule, fusion=FusionKind.LOOP)
+        graph.keep(source, source)
+        plan = plan_of(graph.done(), mesh, [[spec.split().index("rows")], [-1]])
+        cost = cost_of(plan)
+        times.append(cost.comm_s)
+        assert timeline_of(plan, cost).moved_s.sum() == pytest.approx(cost.comm_s)
+
+    part_bytes = 64 * 64 * 4 / 8
+    assert times[1] - times[0] == pytest.approx(LAUNCH_S + 2 * part_bytes / mesh.memory_bandwidth_bytes_per_s)
