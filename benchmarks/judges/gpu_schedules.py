@@ -99,7 +99,7 @@ def overlap(name: str, planner: Any) -> Iterator[dict[str, Any]]:
     from tuner.planners.jax_judge import Step, judge_of  # noqa: PLC0415 # as above
     from tuner.planners.planning import PlannerOptions  # noqa: PLC0415 # as above
 
-    function, arguments, donated = _programs()[name]()
+    function, arguments, donated = programs()[name]()
     options = PlannerOptions(planner=planner, whole_axes=True, overlap=True)
     for sizes in MESHES:
         begun_s = time.perf_counter()
@@ -144,7 +144,7 @@ def order(name: str) -> dict[str, Any]:
     from tuner.planners.planning import WHOLE_AXES, plan_graph  # noqa: PLC0415 # as above
     from tuner.planners.toast.by_hand import data_parallel, plans_by_hand  # noqa: PLC0415 # as above
 
-    function, arguments, donated = (_programs() | FACTORIES)[name]()
+    function, arguments, donated = (programs() | FACTORIES)[name]()
     mesh = mesh_from({"data": 2, "model": 4}, CLUSTER)
     program = trace_function(function, *arguments, donated=donated)
     graph = graph_of(program)
@@ -183,7 +183,7 @@ def order(name: str) -> dict[str, Any]:
     }
 
 
-def _programs() -> dict[str, Any]:
+def programs() -> dict[str, Any]:
     """Return factories of training steps of two layers, or of one with experts."""
     from benchmarks.zoo.gemma import GEMMA_2B, Gemma  # noqa: PLC0415 # JAX may be missing
     from benchmarks.zoo.mixtures import FOUR_LAYERS  # noqa: PLC0415 # JAX may be missing
