@@ -12,8 +12,8 @@ ways:
 - `descent`: the descent along the axes from both of these;
 - `trees`: the same, and two of TOAST's trees of 200 states after it;
 - `toast`: TOAST with its trees, seeds, edits and its own descent;
-- `assignment`: one strategy for each operator, costs of pairs of operators alone (`benchmarks/assignment`), as manual
-  planners and pipelines of D-Rec's kind assign them; `assigned` is a descent from there.
+- `assignment`: one strategy for each operator under costs of pairs of operators (`benchmarks/assignment`), and the
+  descent from there.
 
 All plans have the price of the product: the timeline of a step with overlap where a compiler fuses the program, and
 the sum of all work elsewhere. Assignments are improved for overlap as the descent's plans are. Seconds are CPU seconds
@@ -29,12 +29,10 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
-
-import numpy as np
 
 from benchmarks.assignment.whole_plans import assigned_plan
 from benchmarks.judges.planner import graph_of as layers_of
@@ -110,13 +108,10 @@ class Problem:
         """Return the cheapest plan by hand."""
         return plans_by_hand(self.graph, self.own_mesh, memory_bytes=self.memory_bytes, most=1)[0]
 
-    def assigned(self, *, descends: bool) -> Plan:
-        """Return the assignment, or the end of a descent from there."""
+    def assigned(self) -> Plan:
+        """Return the end of a descent from the assignment."""
         terms = ShardingTerms(self.graph, self.own_mesh)
-        plan = assigned_plan(terms, ASSIGNED_S)
-        if not descends:
-            return plan
-        plan = descend(plan, terms).plan
+        plan = descend(assigned_plan(terms, ASSIGNED_S), terms).plan
         return hide_moves([plan], terms)[0] if overlaps(self.graph, self.mesh) else plan
 
     def step_s(self, plan: Plan) -> float:
@@ -131,8 +126,7 @@ PLANNERS: Mapping[str, Callable[[Problem], Plan]] = {
     "descent": lambda problem: problem.planned(),
     "trees": lambda problem: problem.planned(effort=EFFORT),
     "toast": lambda problem: problem.planned(planner="toast"),
-    "assignment": lambda problem: problem.assigned(descends=False),
-    "assigned": lambda problem: problem.assigned(descends=True),
+    "assignment": Problem.assigned,
 }
 """Planners by name."""
 
@@ -195,7 +189,10 @@ def _row(problem: Problem, planner: str) -> dict[str, Any]:
 
 
 def _line(rows: Sequence[dict[str, Any]]) -> str:
-    return ", ".join(f"{row['planner']} {row['step_ms']:.4g} ms {row['seconds']:.1f} s" for row in rows)
+    """Return the rows of a case in words; a star marks plans that do not fit."""
+    return ", ".join(
+        f"{row['planner']} {row['step_ms']:.6g}{'' if row['fits'] else '*'} ms {row['seconds']:.1f} s" for row in rows
+    )
 
 
 def _beating(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
