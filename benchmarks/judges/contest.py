@@ -12,8 +12,10 @@ ways:
 - `descent`: the descent along the axes from both of these;
 - `trees`: the same, and two of TOAST's trees of 200 states after it;
 - `toast`: TOAST with its trees, seeds, edits and its own descent;
+- `default`: what `plan_jax` and `plan_torch` do: the descent, another one from a short assignment, and the trees where
+  collectives run beside compute;
 - `assignment`: one strategy for each operator under costs of pairs of operators (`benchmarks/assignment`), and the
-  descent from there.
+  descent from there, in at most 8 s.
 
 All plans have the price of the product: the timeline of a step with overlap where a compiler fuses the program, and
 the sum of all work elsewhere. Assignments are improved for overlap as the descent's plans are. Seconds are CPU seconds
@@ -34,7 +36,6 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks.assignment.whole_plans import assigned_plan
 from benchmarks.judges.planner import graph_of as layers_of
 from benchmarks.judges.planner import mesh_from
 from benchmarks.support.timing import answer, benchmark_parser, publish, tell
@@ -45,7 +46,9 @@ from costmodels.sharding.overlap import overlaps, timeline_of
 from costmodels.sharding.plan import Plan, cost_of
 from hardware.device import GIB
 from hardware.io.errors import ConfigError, did_you_mean
-from tuner.planners.planning import EFFORT, PlannerOptions, plan_graph
+from tuner.planners.assignment.assigned import assigned_plan
+from tuner.planners.engine.outcome import Limits
+from tuner.planners.planning import ASSIGNED, EFFORT, PlannerOptions, plan_graph
 from tuner.planners.sharding.axis_descent import descend
 from tuner.planners.sharding.hidden_moves import hide_moves
 from tuner.planners.sharding.recursive import whole
@@ -111,7 +114,7 @@ class Problem:
     def assigned(self) -> Plan:
         """Return the end of a descent from the assignment."""
         terms = ShardingTerms(self.graph, self.own_mesh)
-        plan = descend(assigned_plan(terms, ASSIGNED_S), terms).plan
+        plan = descend(assigned_plan(terms, Limits(time_s=ASSIGNED_S)), terms).plan
         return hide_moves([plan], terms)[0] if overlaps(self.graph, self.mesh) else plan
 
     def step_s(self, plan: Plan) -> float:
@@ -125,6 +128,9 @@ PLANNERS: Mapping[str, Callable[[Problem], Plan]] = {
     "recursive": lambda problem: problem.planned(planner="recursive"),
     "descent": lambda problem: problem.planned(),
     "trees": lambda problem: problem.planned(effort=EFFORT),
+    "default": lambda problem: problem.planned(
+        assigned=ASSIGNED, effort=EFFORT if overlaps(problem.graph, problem.mesh) else 0
+    ),
     "toast": lambda problem: problem.planned(planner="toast"),
     "assignment": Problem.assigned,
 }

@@ -24,6 +24,10 @@ Table = NDArray[np.float64]
 """Costs by the values of some variables, with an axis for each."""
 
 
+MANY_TERMS = 1000
+"""Number of terms above which the order of the work is not kept for later calls."""
+
+
 class Term(NamedTuple):
     """Cost of some variables together.
 
@@ -174,7 +178,7 @@ def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int],
             tables.append(table)
         else:
             constant += float(table)
-    turns = _turns(tuple(sizes), tuple(scopes), tuple(variables))
+    turns = (_turns if len(scopes) <= MANY_TERMS else _turns.__wrapped__)(tuple(sizes), tuple(scopes), tuple(variables))
     chosen_by = []
     for turn in turns:
         own = [tables[number] for number in turn.tables]
@@ -193,7 +197,7 @@ def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int],
     return Least(cost=constant, values=tuple(values))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def _turns(
     sizes: tuple[int, ...], scopes: tuple[tuple[int, ...], ...], variables: tuple[int, ...]
 ) -> tuple[_Turn, ...]:

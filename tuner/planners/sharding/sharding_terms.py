@@ -468,7 +468,7 @@ def _num_ways(rows: tuple[Row, ...], sizes: tuple[int, ...]) -> FloatArray:
     return np.array(found, dtype=np.float64)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _cheapest_order(sizes: tuple[int, ...], scopes: tuple[tuple[int, ...], ...], spared: frozenset[int]) -> Order:
     """Return the order of elimination, which graphs of one model share whatever their sizes are."""
     return cheapest_order(sizes, scopes, most_entries=MOST_ENTRIES, spared=spared)

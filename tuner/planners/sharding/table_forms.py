@@ -43,7 +43,7 @@ class Shape:
         places: Place of each slot's operator among them, or -1 if the slot has one layout only.
         layouts: Layouts of each slot.
         lengths: Number of rows of each operator of the scope.
-        has_sums: Whether some rows leave partial sums.
+        summed: Dims that a reader wants to be cut by an axis along which some rows leave partial sums.
     """
 
     number: int
@@ -51,7 +51,7 @@ class Shape:
     places: tuple[int, ...]
     layouts: tuple[tuple[Layout, ...], ...]
     lengths: tuple[int, ...]
-    has_sums: bool
+    summed: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,13 +164,15 @@ class Forms:
                 places=places,
                 layouts=kept,
                 lengths=key[3],
-                has_sums=any(PARTIAL in layout for layout in kept[0]),
+                summed=_summed(kept),
             )
         return found
 
     def pattern(self, shape: Shape, reads: Reads) -> Pattern:
         """Return the moves of a table."""
-        key = (shape.number, reads.of, reads.is_least, reads.even if shape.has_sums else None)
+        # Only dims along which sums may be scattered ask which axes cut them evenly.
+        even = None if reads.even is None else tuple([reads.even[dim] for dim in shape.summed])
+        key = (shape.number, reads.of, reads.is_least, None if even is None or all(map(all, even)) else even)
         found = self._patterns.get(key)
         if found is None:
             found = self._patterns[key] = self._find_pattern(shape, reads)
@@ -228,6 +230,12 @@ class Forms:
         if number == len(self.pairs):
             self.pairs.append((before, after))
         return number
+
+
+def _summed(layouts: Sequence[tuple[Layout, ...]]) -> tuple[int, ...]:
+    written, *wanted = layouts
+    partial = {axis for layout in written for axis, dim in enumerate(layout) if dim == PARTIAL}
+    return tuple(sorted({layout[axis] for own in wanted for layout in own for axis in partial} - {REPLICATED}))
 
 
 def evenness(shape: Sequence[int], sizes: tuple[int, ...]) -> Even:
