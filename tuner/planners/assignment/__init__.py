@@ -1,1 +1,4 @@
-"""Strategy assignment: one strategy for each node of a graph, under costs of nodes and of pairs of nodes."""
+"""Strategy assignment below sharding plans: choose one strategy for every node under one memory limit.
+
+Begin in `solve.py`; `assigned.py` makes plans of assignments.
+"""
