@@ -1,1 +1,1 @@
-"""Strategy assignment: the contest's files and other problems for the product's solver (`tuner/planners/assignment`)."""
+"""Strategy assignment: files of the contest and other problems for `tuner/planners/assignment`, which solves them."""

@@ -139,12 +139,17 @@ PLANNERS: Mapping[str, Callable[[Problem], Plan]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and return the exit status."""
-    parser = benchmark_parser("judges.contest", __doc__)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of programs (all)")
-    parser.add_argument("--programs", nargs="+", default=[], help="names of programs (all)")
-    parser.add_argument("--meshes", nargs="+", default=list(MESHES), help=f"axes of each mesh ({' '.join(MESHES)})")
-    parser.add_argument("--planners", nargs="+", choices=PLANNERS, default=list(PLANNERS), help="planners (all)")
-    return answer("contest", parser.parse_args(argv), measure, show)
+    return answer("contest", parser().parse_args(argv), measure, show)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the arguments."""
+    found = benchmark_parser("judges.contest", __doc__)
+    found.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of programs (all)")
+    found.add_argument("--programs", nargs="+", default=[], help="names of programs (all)")
+    found.add_argument("--meshes", nargs="+", default=list(MESHES), help=f"axes of each mesh ({' '.join(MESHES)})")
+    found.add_argument("--planners", nargs="+", choices=PLANNERS, default=list(PLANNERS), help="planners (all)")
+    return found
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:

@@ -290,7 +290,7 @@ def violations(plan: Plan) -> tuple[str, ...]:
 
 def _collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
     """Return all collectives of a plan: those that settle partial sums, and those that make copies."""
-    found = []
+    found: list[PlannedCollective] = []
     mesh = plan.mesh
     # Equal changes of layout recur in every layer, so each is priced once.
     known: dict[tuple[Layout, Layout, float, float], list[tuple[Move, float]]] = {}

@@ -42,8 +42,8 @@ from tuner.planners.sharding.hand_made import hand_made, layer_axes
 from tuner.planners.sharding.manumatic import PinnedSearch
 from tuner.planners.sharding.pins import Pin, Pinned, match_pin, resolve_pins
 from tuner.planners.sharding.recursive import whole
-from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, together
-from tuner.planners.sharding.table_forms import Forms
+from tuner.planners.sharding.sharding_terms import Charge, ShardingTerms, together
+from tuner.planners.sharding.table_forms import Forms, Row
 from tuner.planners.toast.search import ToastOptions, toast_plan
 from tuner.plans.layer_planning import LayerPlanning
 

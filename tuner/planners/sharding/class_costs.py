@@ -30,7 +30,7 @@ from costmodels.sharding.joining import latency_shares
 from costmodels.sharding.layouts import Layout, local_share, moves
 from costmodels.sharding.plan import NONE, MoveTimes, Roofline, reduce_partial_sums, wanted_layout, written_layout
 from hardware.arrays import FloatArray
-from tuner.planners.sharding.sharding_terms import Row
+from tuner.planners.sharding.table_forms import Row
 
 BASE = 64
 """Base of the encoded rows: more than the number of factors of any operator, plus one."""
