@@ -1,4 +1,4 @@
-"""The contest of planners: where the descent is beaten, and that the default of `plan_jax` and `plan_torch` follows it."""
+"""The contest of planners: where the descent is beaten, and that the default of Python callers follows it."""
 
 import pytest
 
