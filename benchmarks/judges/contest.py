@@ -258,7 +258,7 @@ def _jax() -> Iterator[tuple[str, Callable[[], Graph]]]:
         function, arguments, donated = build()
         return graph_of_jax(function, *arguments, donated=donated)
 
-    for name, build in (MODELS | programs()).items():
+    for name, build in (dict(MODELS) | programs()).items():
         yield name, lambda build=build: graph(build)  # type: ignore[misc] # mypy sees no default
 
 

@@ -226,7 +226,7 @@ def _turns(
                 others=others,
                 tables=tuple(numbers),
                 axes=tuple([at[other] for other in bucket]),
-                lays=tuple([_lay_of([at[other] for other in all_scopes[each]], len(scope)) for each in numbers]),
+                lays=tuple([_lay_of(tuple([at[other] for other in all_scopes[each]]), len(scope)) for each in numbers]),
                 shape=tuple([sizes[other] for other in scope]),
             )
         )
@@ -252,7 +252,8 @@ def _eliminate(tables: Sequence[Table], turn: _Turn) -> tuple[NDArray[np.intp], 
     return total.argmin(axis=-1), total.min(axis=-1), tuple(tables)
 
 
-def _lay_of(axes: Sequence[int], num_axes: int) -> tuple[tuple[int, ...] | None, tuple[slice | None, ...] | None]:
+@lru_cache(maxsize=2**12)
+def _lay_of(axes: tuple[int, ...], num_axes: int) -> tuple[tuple[int, ...] | None, tuple[slice | None, ...] | None]:
     """Return how a table with these axes lies among those of a sum: the order of its axes, and where it has none."""
     order = sorted(axes)
     index = None if len(axes) == num_axes else tuple([slice(None) if at in order else None for at in range(num_axes)])
