@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.assignment.contest_file import read_problem
-from benchmarks.assignment.problem import AssignmentProblem
-from benchmarks.assignment.solve import solve
 from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from hardware.io.errors import ConfigError
+from tuner.planners.assignment.problem import AssignmentProblem
+from tuner.planners.assignment.solve import solve
 from tuner.planners.engine.outcome import Limits
 
 BEST_KNOWN = {

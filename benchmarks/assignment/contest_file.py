@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.assignment.problem import AssignmentProblem
 from hardware.arrays import FloatArray, IntArray
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.io.input_file import read_input, unpack
+from tuner.planners.assignment.problem import AssignmentProblem
 from tuner.planners.sharding.messages import starts_of
 
 MAX_FILE_BYTES = 1_000_000_000

@@ -15,9 +15,9 @@ from types import FrameType
 import numpy as np
 
 from benchmarks.assignment.contest_file import read_problem
-from benchmarks.assignment.solve import solve
 from hardware.arrays import IntArray
 from hardware.io.errors import ConfigError
+from tuner.planners.assignment.solve import solve
 from tuner.planners.engine.outcome import Limits, Outcome
 
 

@@ -23,9 +23,9 @@ import numpy as np
 from numpy.random import Generator
 
 from benchmarks.assignment.contest_file import write_problem
-from benchmarks.assignment.problem import AssignmentProblem, problem_of
 from benchmarks.support.timing import benchmark_parser, count_at_least, tell
 from hardware.arrays import FloatArray
+from tuner.planners.assignment.problem import AssignmentProblem, problem_of
 
 _WHOLE, _ROWS, _COLUMNS = 0, 1, 2
 """Parts of a tensor that an axis may shard."""

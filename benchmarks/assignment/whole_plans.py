@@ -17,21 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.assignment.problem import problem_of
-from benchmarks.assignment.solve import solve
 from benchmarks.judges.planner import graph_of, mesh_from
 from benchmarks.support.timing import answer, benchmark_parser, count_at_least, publish, tell
 from costmodels.sharding.plan import Plan, cost_of
+from tuner.planners.assignment.assigned import assigned_plan
 from tuner.planners.engine.outcome import Limits
 from tuner.planners.planning import PlannerOptions, plan_graph
 from tuner.planners.sharding.axis_descent import descend
 from tuner.planners.sharding.recursive import whole
-from tuner.planners.sharding.sharding_milp import choices_of, shard_by_milp
+from tuner.planners.sharding.sharding_milp import shard_by_milp
 from tuner.planners.sharding.sharding_terms import ShardingTerms
 from tuner.planners.toast.by_hand import plans_by_hand
-
-_UNITS_PER_S = 1e9
-"""Costs of the assignment's unit in a second."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,8 +74,8 @@ def _rows(model: str, mesh_text: str, given: argparse.Namespace) -> list[dict[st
         "by hand": lambda: plans_by_hand(graph, own_mesh, memory_bytes=np.inf, most=1)[0],
         "descent": lambda: planned(PlannerOptions(whole_axes=True, overlap=False)),
         "toast": lambda: planned(PlannerOptions(planner="toast", whole_axes=True, overlap=False)),
-        "assignment": lambda: assigned_plan(terms, given.time_limit),
-        "assignment, descent": lambda: descend(assigned_plan(terms, given.time_limit), terms).plan,
+        "assignment": lambda: assigned_plan(terms, Limits(time_s=given.time_limit)),
+        "assignment, descent": lambda: descend(assigned_plan(terms, Limits(time_s=given.time_limit)), terms).plan,
         "HiGHS": highs,
     }
     rows = []
@@ -90,32 +86,6 @@ def _rows(model: str, mesh_text: str, given: argparse.Namespace) -> list[dict[st
         step_ms = None if plan is None else 1e3 * cost_of(plan).step_time_s
         rows.append({"model": model, "mesh": mesh_text, "planner": name, "step_ms": step_ms, "seconds": seconds})
     return rows
-
-
-def assigned_plan(terms: ShardingTerms, time_limit_s: float) -> Plan:
-    """Return the plan whose pairwise terms are cheapest, without a limit of memory.
-
-    Args:
-        terms: Cost tables of a graph on a mesh.
-        time_limit_s: CPU time that the search may take [s].
-    """
-    graph, mesh = terms.graph, terms.mesh
-    rows = [choices_of(op, mesh.sizes) for op in graph.ops]
-    own = [np.zeros(len(each)) for each in rows]
-    edges, tables = [], []
-    for term in terms.pairwise(rows):
-        if len(term.scope) == 1:
-            own[term.scope[0]] = own[term.scope[0]] + _UNITS_PER_S * term.table
-        elif term.scope:
-            edges.append(term.scope)
-            tables.append(_UNITS_PER_S * term.table)
-    # Nodes that never hold memory make any limit hold.
-    problem = problem_of([(0, 0)] * len(rows), own, [np.zeros(len(each)) for each in rows], edges, tables, 0.0)
-    limits = Limits(time_s=time_limit_s)
-    best = solve(problem, limits=limits, rng=np.random.default_rng(0), clock=time.process_time).best
-    assert best is not None, "without memory and forbidden choices every assignment is feasible"
-    served = [own_rows[choice] for own_rows, choice in zip(rows, best.solution.tolist(), strict=True)]
-    return Plan(graph=graph, mesh=mesh, served=np.array(served, dtype=np.int64))
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def overlap(name: str, planner: Any) -> Iterator[dict[str, Any]]:
     from tuner.planners.jax_judge import Step, judge_of  # noqa: PLC0415 # as above
     from tuner.planners.planning import PlannerOptions  # noqa: PLC0415 # as above
 
-    function, arguments, donated = _programs()[name]()
+    function, arguments, donated = programs()[name]()
     options = PlannerOptions(planner=planner, whole_axes=True, overlap=True)
     for sizes in MESHES:
         begun_s = time.perf_counter()
@@ -142,7 +142,7 @@ def order(name: str) -> dict[str, Any]:
     from costmodels.sharding.frontends.jax.graph import graph_of  # noqa: PLC0415 # as above
     from costmodels.sharding.frontends.jax.program import trace_function  # noqa: PLC0415 # as above
 
-    function, arguments, donated = (_programs() | FACTORIES)[name]()
+    function, arguments, donated = (programs() | FACTORIES)[name]()
     program = trace_function(function, *arguments, donated=donated)
     plans = six_plans(graph_of(program), mesh_from(ORDER_MESH, CLUSTER))
     return {"program": name, "plans": len(plans), **order_of(function, program, arguments, plans)[0]}
@@ -206,7 +206,7 @@ def compiled_under(function: Any, program: Any, arguments: Any, plan: Plan) -> C
     return judge_of(DEVICE, plan.mesh).compile(step, plan.mesh)
 
 
-def _programs() -> dict[str, Any]:
+def programs() -> dict[str, Any]:
     """Return factories of training steps of two layers, or of one with experts."""
     from benchmarks.zoo.gemma import GEMMA_2B, Gemma  # noqa: PLC0415 # JAX may be missing
     from benchmarks.zoo.mixtures import FOUR_LAYERS  # noqa: PLC0415 # JAX may be missing

@@ -9,9 +9,10 @@ only.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,7 @@ class DeviceMesh:
     sizes: tuple[int, ...]
     cluster: Cluster
     _lines: dict[tuple[OpKind, tuple[int, ...]], Lines] = field(default_factory=dict)
+    _shared: dict[Hashable, dict[Any, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert len(self.names) == len(self.sizes), "every axis needs a size"
@@ -91,6 +93,10 @@ class DeviceMesh:
             lines = own.get(kind, links.lines.gather)[:, :, links.row[0]]
             self._lines[key] = tuple((float(base_s), float(s_per_byte)) for base_s, s_per_byte in lines)
         return self._lines[key]
+
+    def shared(self, key: Hashable) -> dict[Any, Any]:
+        """Return a dict in which those who use this mesh keep what depends on it and the key alone."""
+        return self._shared.setdefault(key, {})
 
     def _groups(self, axes: tuple[int, ...]) -> np.ndarray:
         """Return the ranks of each group along these axes [groups, size]."""

@@ -64,11 +64,16 @@ class Move:
 
     def turning_s(self, mesh: DeviceMesh) -> float:
         """Return the time of the kernels that turn the parts of an array for the collective, or behind it [s]."""
+        launched_s, s_per_byte = self.turning_line(mesh)
+        return launched_s + s_per_byte * self.message_bytes
+
+    def turning_line(self, mesh: DeviceMesh) -> tuple[float, float]:
+        """Return the time of the launches in `turning_s` [s], and that for each byte of the message [s/byte]."""
         ways = mesh.size_along(self.axes)
         if not self.turns or ways == 1:
-            return 0.0
-        part_bytes = self.message_bytes / (1 if self.kind is OpKind.ALL_TO_ALL else ways)
-        return self.turns * (LAUNCH_S + 2 * part_bytes / mesh.memory_bandwidth_bytes_per_s)
+            return 0.0, 0.0
+        parts = 1 if self.kind is OpKind.ALL_TO_ALL else ways
+        return self.turns * LAUNCH_S, self.turns * 2 / (parts * mesh.memory_bandwidth_bytes_per_s)
 
 
 def local_share(layout: Layout, sizes: Sequence[int]) -> float:

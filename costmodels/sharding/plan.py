@@ -21,16 +21,17 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from costmodels.sharding.device_mesh import DeviceMesh
+from costmodels.blocks.operator import OpKind
+from costmodels.sharding.device_mesh import DeviceMesh, Lines
 from costmodels.sharding.dims import Rule
 from costmodels.sharding.fusion import LAUNCH_S, fused_on, lifetimes, traffic_of
 from costmodels.sharding.graph import CONSTANT, STATE, Graph, Use
-from costmodels.sharding.joining import joining_of, latency_shares
+from costmodels.sharding.joining import MOST_BYTES, joining_of, latency_shares, packing_s
 from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout, Move, local_share, moves
 from costmodels.sharding.loop_sums import sums_under
 from hardware.arrays import FloatArray, IntArray
@@ -290,30 +291,38 @@ def violations(plan: Plan) -> tuple[str, ...]:
 
 def _collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
     """Return all collectives of a plan: those that settle partial sums, and those that make copies."""
-    found = []
-    sizes = plan.mesh.sizes
-    # Equal collectives recur in every layer, so each is priced once.
-    known: dict[tuple[Move, float], float] = {}
-    shares, joining = latency_shares(plan.graph), joining_of(plan.graph, plan.mesh)
+    found: list[PlannedCollective] = []
+    mesh = plan.mesh
+    # Equal changes of layout recur in every layer, so each is priced once.
+    known: dict[tuple[Layout, Layout, float, float], list[tuple[Move, float]]] = {}
+    shares, joining = latency_shares(plan.graph), joining_of(plan.graph, mesh)
 
-    def add(tensor: int, op: int, changes: Sequence[Move], times: int) -> None:
-        for move in changes:
-            key = (move, shares[tensor])
-            if key not in known:
-                known[key] = move.seconds(plan.mesh, shares[tensor], joining)
-            found.append(PlannedCollective(tensor=tensor, op=op, move=move, seconds=known[key], times=times))
+    def add(tensor: int, op: int, before: Layout, after: Layout, times: int) -> None:
+        if before == after:
+            return
+        key = (before, after, num_bytes[tensor], shares[tensor])
+        if key not in known:
+            changes = moves(before, after, num_bytes[tensor], mesh.sizes)
+            known[key] = [(move, move.seconds(mesh, shares[tensor], joining)) for move in changes]
+        for move, seconds in known[key]:
+            found.append(PlannedCollective(tensor=tensor, op=op, move=move, seconds=seconds, times=times))
 
-    for tensor, array in enumerate(plan.graph.tensors):
+    num_bytes = [array.num_bytes for array in plan.graph.tensors]
+    for tensor in range(len(num_bytes)):
         maker, slot = plan.graph.maker[tensor]
         written, lies = plan.written(maker, slot), plan.layout(tensor)
         # Add up partial sums where the tensor is written.
         times = sums_under(plan.graph, plan.mesh, tensor, written, lies)
-        add(tensor, maker, moves(written, lies, array.num_bytes, sizes), times)
+        add(tensor, maker, written, lies, times)
         if plan.graph.ops[maker].primitive == CONSTANT:
             continue
         for copy in plan.copies(tensor):
-            add(tensor, copy.readers[0], moves(lies, copy.layout, array.num_bytes, sizes), copy.times)
+            add(tensor, copy.uses[0].op, lies, copy.layout, copy.times)
     return tuple(found)
+
+
+_Step = tuple[Lines, float, bool, bool, tuple[float, float]]
+"""Times of a collective as lines, bytes of its message per byte of the tensor, whether it is joined, and packed."""
 
 
 class MoveTimes(dict[tuple[Layout, Layout, float, float], float]):
@@ -325,21 +334,44 @@ class MoveTimes(dict[tuple[Layout, Layout, float, float], float]):
     def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
         """Start without any times of a graph on a mesh."""
         self._mesh, self._joining = mesh, joining_of(graph, mesh)
+        self._steps: dict[tuple[Layout, Layout], tuple[_Step, ...]] = mesh.shared(self._joining)
 
     def __missing__(self, key: tuple[Layout, Layout, float, float]) -> float:
         """Compute and keep the time for the layouts before and after, the bytes of the whole tensor, and the share."""
-        before, after, num_bytes, share = key
-        found = self[key] = sum(
-            replace(move, message_bytes=num_bytes * move.message_bytes).seconds(self._mesh, share, self._joining)
-            for move in _moves_of_byte(before, after, self._mesh.sizes)
-        )
+        found = self[key] = self.seconds(*key)
         return found
 
+    def seconds(self, before: Layout, after: Layout, num_bytes: float, latency_share: float) -> float:
+        """Compute the same time without keeping it [s]."""
+        steps = self._steps.get((before, after))
+        if steps is None:
+            steps = self._steps[before, after] = self._find_steps(before, after)
+        # As `Move.seconds`, without a search for the links of each size.
+        found = 0.0
+        for lines, messages_of_byte, is_joined, is_packed, (turn_s, turn_s_per_byte) in steps:
+            message_bytes = num_bytes * messages_of_byte
+            if message_bytes <= 0:
+                continue
+            share = max(latency_share, 1.0 / max(MOST_BYTES // max(message_bytes, 1.0), 1.0)) if is_joined else 1.0
+            seconds = min([share * base_s + s_per_byte * message_bytes for base_s, s_per_byte in lines])
+            if is_packed and seconds > 0 and share < 1:
+                seconds += packing_s(OpKind.ALL_REDUCE, message_bytes, self._mesh)
+            found += seconds + turn_s + turn_s_per_byte * message_bytes
+        return found
 
-@lru_cache(maxsize=2**16)
-def _moves_of_byte(before: Layout, after: Layout, sizes: tuple[int, ...]) -> tuple[Move, ...]:
-    """Return the collectives for one byte of a tensor: tensors of all sizes need the same ones."""
-    return moves(before, after, 1.0, sizes)
+    def _find_steps(self, before: Layout, after: Layout) -> tuple[_Step, ...]:
+        mesh, joining = self._mesh, self._joining
+        return tuple(
+            (
+                mesh.lines(move.kind, move.axes),
+                move.message_bytes,
+                move.kind in joining.kinds,
+                joining.is_packed and move.kind is OpKind.ALL_REDUCE,
+                move.turning_line(mesh) if joining.is_packed else (0.0, 0.0),
+            )
+            for move in moves(before, after, 1.0, mesh.sizes)
+            if mesh.size_along(move.axes) > 1
+        )
 
 
 class Roofline:
@@ -378,6 +410,26 @@ class Roofline:
         arithmetic_s = op.flop / ways / self.speed[op.precision] if op.precision else 0.0
         launch_s = self.traffic[number].launches * LAUNCH_S
         return op.times * (max(arithmetic_s, moved_bytes / self.bandwidth) + launch_s)
+
+    def seconds_of_all(self, number: int, ways: FloatArray, shares: Sequence[FloatArray]) -> FloatArray:
+        """Return the same time for several rows at once [rows].
+
+        Args:
+            number: Number of the operator.
+            ways: Number of devices that share its arithmetic [rows].
+            shares: Share of each operand and then of each result that a device reads or writes [rows].
+        """
+        op = self.graph.ops[number]
+        if op.is_free:
+            return np.zeros(len(ways))
+        traffic = self.traffic[number]
+        moved_bytes: FloatArray = np.zeros(len(ways))
+        for moved, share in zip((*traffic.reads, *traffic.writes), shares, strict=True):
+            moved_bytes = moved_bytes + moved * share
+        seconds = moved_bytes / self.bandwidth
+        if op.precision:
+            seconds = np.maximum(op.flop / ways / self.speed[op.precision], seconds)
+        return op.times * (seconds + traffic.launches * LAUNCH_S)
 
 
 def _compute_s(plan: Plan) -> FloatArray:

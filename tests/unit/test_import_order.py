@@ -77,7 +77,10 @@ ROOMS: dict[str, set[str]] = {
     "tuner.planners.pipeline": {"tuner.planners.engine"},
     "tuner.planners.sharding": {"tuner.planners.engine"},
     "tuner.planners.toast": {"tuner.planners.engine", "tuner.planners.sharding"},
-    "tuner.planners": {"tuner.planners.engine", "tuner.planners.sharding", "tuner.planners.toast"},
+    "tuner.planners.assignment": {"tuner.planners.engine", "tuner.planners.sharding"},
+    "tuner.planners": {
+        *("tuner.planners.assignment", "tuner.planners.engine", "tuner.planners.sharding", "tuner.planners.toast")
+    },
     "tuner.space": set(),
     "tuner.search": {"tuner.space"},
     "tuner.knobs": {"tuner.space", "tuner.search"},

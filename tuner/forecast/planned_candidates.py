@@ -28,7 +28,6 @@ from costmodels.step.changed_layers import shape_keys
 from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.io.errors import ConfigError
-from trials.backend import TrialAbility
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.stored_subject import as_first_stored, restore_subject
 from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
@@ -36,7 +35,7 @@ from tuner.planners.sharding.hand_made import layer_axes
 from tuner.planners.sharding.pins import taken_ways
 from tuner.plans.layer_planning import AUTO_SHAPES, LayerPlanning, shape_text
 from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, sharing_key, summary_of
-from tuner.plans.plan_cache import PlanCache, cache_folder
+from tuner.plans.plan_cache import PlanCache, cache_folder, most_kept_bytes
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.meaning import first_difference
 from tuner.study_file.request import StudyRequest
@@ -172,14 +171,9 @@ def plan_rest(prepared: Prepared, on_planned: OnPlanned, on_note: OnNote) -> Pre
 
 
 def _may_plan_beside_trials(request: StudyRequest) -> bool:
-    """Return whether planning disturbs no trial, and nothing but candidates depends on the plans.
-
-    Trials that train may do so on this machine, where their steps would take longer. A mistake in a pin is told before
-    the first trial.
-    """
-    planning, trials = request.problem.planning, request.trials
-    is_simple = trials.proxy is None and not planning.pins and not planning.is_auto
-    return is_simple and TrialAbility.TRAINING not in trials.backend.abilities
+    """Return whether nothing but candidates depends on the plans; a mistake in a pin is told before the first trial."""
+    planning = request.problem.planning
+    return request.trials.proxy is None and not planning.pins and not planning.is_auto
 
 
 def _num_left(problem: Problem) -> int:
@@ -355,7 +349,7 @@ def _change_of(stored: Mapping[str, Any]) -> LayerChange:
 
 def _plan_all(tasks: Sequence[LayerTask], on_planned: OnPlanned, on_note: OnNote) -> list[_Found]:
     """Return the plans of all tasks, in their order: those that an earlier study kept, and new ones, which are kept."""
-    cache = PlanCache(cache_folder())
+    cache = PlanCache(cache_folder(), most_kept_bytes())
     found: dict[int, _Found] = {}
     for number, task in enumerate(tasks):
         kept = cache.find(task)
@@ -375,6 +369,8 @@ def _plan_all(tasks: Sequence[LayerTask], on_planned: OnPlanned, on_note: OnNote
                 found[number] = one
                 cache.keep(tasks[number], one.as_json())
             on_planned(len(found), len(tasks))
+    if left:
+        cache.trim()
     for note in cache.notes:
         on_note(note)
     return [found[number] for number in range(len(tasks))]

@@ -313,15 +313,17 @@ def words_of(config: ParallelConfig) -> str:
 
 def _planned(graph: Graph, mesh: DeviceMesh, planner: Any) -> Plan:
     """Return the planner's plan, within the memory of a device if it finds such a one."""
-    from tuner.planners.planning import EFFORT, MANY_OPS, PlannerOptions, plan_graph  # noqa: PLC0415 # see above
+    from costmodels.sharding.overlap import overlaps  # noqa: PLC0415 # see above
+    from tuner.planners.planning import ASSIGNED, EFFORT, MANY_OPS, PlannerOptions, plan_graph  # noqa: PLC0415 # see above
 
-    effort = EFFORT if len(graph.ops) <= MANY_OPS else 0
-    options = PlannerOptions(planner=planner, whole_axes=True, effort=effort)
+    is_small = len(graph.ops) <= MANY_OPS
+    effort = EFFORT if is_small and overlaps(graph, mesh) else 0
+    options = PlannerOptions(planner=planner, whole_axes=True, assigned=ASSIGNED if is_small else 0, effort=effort)
     capacity_bytes = float(min(device.memory_bytes for device in mesh.cluster.devices))
     found = plan_graph(graph, mesh, options)
     if found.cost.peak_memory_bytes <= capacity_bytes or planner == "recursive":
         return found.plan
-    limited = PlannerOptions(planner=planner, whole_axes=True, effort=effort, memory_bytes=capacity_bytes)
+    limited = replace(options, memory_bytes=capacity_bytes)
     try:
         return plan_graph(graph, mesh, limited).plan
     except ConfigError:  # nothing fits, and the space says so of this plan

@@ -39,7 +39,7 @@ from costmodels.sharding.frontends.torch.program import Loss, Program, input_nam
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from tuner.planners.doubts import check_known, warn_of_sampled, warn_of_useless
-from tuner.planners.planning import WHOLE_AXES, Planned, PlannerOptions, plan_graph
+from tuner.planners.planning import WITHOUT_TREES, Planned, PlannerOptions, plan_graph
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,7 +187,7 @@ def plan_torch(
     mesh: torch_meshes.DeviceMesh | DeviceMesh | Mapping[str, int] | str,
     loss: Loss | None = None,
     cluster: Cluster | str = "dgx-a100",
-    options: PlannerOptions = WHOLE_AXES,
+    options: PlannerOptions = WITHOUT_TREES,
     strict: bool = False,
 ) -> TorchPlan:
     """Shard the training step of a module over a mesh: forward, backward and Adam; nothing is computed.

@@ -15,7 +15,7 @@ from costmodels.sharding.exports.torch_parallel import parallel_module
 from costmodels.sharding.frontends.torch.graph import graph_of
 from costmodels.sharding.frontends.torch.program import Loss, trace_module
 from hardware.io.errors import ConfigError
-from tuner.planners.planning import WHOLE_AXES, plan_graph
+from tuner.planners.planning import WITHOUT_TREES, plan_graph
 from tuner.planners.torch_plans import axes_of
 
 
@@ -56,7 +56,7 @@ def parallelize_as(
         except ConfigError:
             program = trace_module(module, inputs, loss)
             graph = graph_of(program, micro_batches=micro_batches)
-            return program, plan_graph(graph, mesh_from(axes, "dgx-a100"), WHOLE_AXES).plan
+            return program, plan_graph(graph, mesh_from(axes, "dgx-a100"), WITHOUT_TREES).plan
 
     case = case_of(module, inputs, mesh.device_type)
     return parallel_module(module, mesh, traced(module, inputs), case, plan_again)

@@ -35,6 +35,7 @@ from costmodels.sharding.plan import NONE, Plan, PlanCost, cost_of, written_layo
 from costmodels.sharding.plan_totals import collective_lines, collectives_by_kind
 from costmodels.step.changed_layers import shape_keys
 from hardware.cluster import Cluster
+from hardware.collector import without_collector
 from hardware.device import GIB
 from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.axis_descent import descend
@@ -42,9 +43,13 @@ from tuner.planners.sharding.hand_made import hand_made, layer_axes
 from tuner.planners.sharding.manumatic import PinnedSearch
 from tuner.planners.sharding.pins import Pin, Pinned, devices_of, match_pin, resolve_pins, taken_ways
 from tuner.planners.sharding.recursive import whole
-from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, together
+from tuner.planners.sharding.sharding_terms import Charge, ShardingTerms, together
+from tuner.planners.sharding.table_forms import Forms, Row
 from tuner.planners.toast.search import ToastOptions, toast_plan
 from tuner.plans.layer_planning import LayerPlanning
+
+_FORMS = Forms()
+"""Forms of the cost tables of all shapes."""
 
 TOO_MUCH_S = 1e6
 """Penalty for holding more of a parameter than the plan by hand does [s]: more than any step takes."""
@@ -123,6 +128,7 @@ def _sequences_of(task: LayerTask) -> int:
     return task.config.mbs * (layer_axes(task.config) or {}).get("dp", 1)
 
 
+@without_collector
 def plan_layer(task: LayerTask) -> PlannedLayer | None:
     """Plan one shape; None if there is no plan by hand to compare with.
 
@@ -166,9 +172,10 @@ def _graph_of(job: TrainingJob, micro_batch_size: int, num_micro_batches: int) -
 @lru_cache(maxsize=8)
 def _terms_of(graph: Graph, sizes: tuple[int, ...], cluster: Cluster) -> ShardingTerms:
     """Return the cost tables of a graph; meshes that differ in the names of their axes alone share them."""
-    return ShardingTerms(graph, _unnamed_mesh(sizes, cluster))
+    return ShardingTerms(graph, _unnamed_mesh(sizes, cluster), _FORMS)
 
 
+@lru_cache(maxsize=64)
 def _unnamed_mesh(sizes: tuple[int, ...], cluster: Cluster) -> DeviceMesh:
     return DeviceMesh(names=tuple(map(str, range(len(sizes)))), sizes=sizes, cluster=cluster)
 

@@ -5,18 +5,22 @@ number of micro-batches, the planner with its pins, and the source of planners a
 same digest takes the plan as it would have found it, and a change of any of these leads to another name. A file is
 written whole, under a name of its own that then replaces the other, so that processes may share the folder. One that
 cannot be read, or whose content is not what was written, is named in a note, and its shape is planned anew. The folder
-may be removed at any time.
+may be removed at any time. Where the files take more than MOST_KEPT_MIB together, those go first that were not used for
+the longest time.
 
-`MESHTUNE_CACHE` names another folder, or `off` for none.
+`MESHTUNE_CACHE` names another folder, or `off` for none, and `MESHTUNE_CACHE_MIB` another size.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import stat
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +41,15 @@ VARIABLE, OFF = "MESHTUNE_CACHE", "off"
 
 SOURCES = ("hardware", "costmodels", "tuner/planners", "tuner/plans")
 """Folders whose code and tables make a plan what it is."""
+
+SIZE_VARIABLE = "MESHTUNE_CACHE_MIB"
+"""Environment variable with the most that all files may take together [MiB]."""
+
+MOST_KEPT_MIB = 256
+"""Most that all files take together without that variable [MiB], room for some 40,000 plans."""
+
+KEPT_SHARE = 0.9
+"""Share of that size which is left once files were removed, so that not every study removes some."""
 
 MOST_BYTES = 2**20
 """Most bytes of a file, far above what a plan takes."""
@@ -59,18 +72,35 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
     return Path(environment.get("XDG_CACHE_HOME") or usual) / "meshtune" / "plans"
 
 
+def most_kept_bytes(environment: Mapping[str, str] = os.environ) -> float:
+    """Return the most that all files may take together [bytes].
+
+    Raises:
+        ConfigError: The variable is no size.
+    """
+    named = environment.get(SIZE_VARIABLE, "")
+    try:
+        found = float(named) if named else float(MOST_KEPT_MIB)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise ConfigError("must be a number of MiB", key=SIZE_VARIABLE, value=named, nearest=str(MOST_KEPT_MIB))
+    return found * 2**20
+
+
 class PlanCache:
     """Kept plans.
 
     Args:
         folder: Folder of their files; None to keep none.
+        most_bytes: Most that these take together [bytes].
 
     Attributes:
         notes: Sentences on what could not be read or written.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None, most_bytes: float = MOST_KEPT_MIB * 2**20) -> None:
+        self._folder, self._most_bytes = folder, most_bytes
         self.notes: list[str] = []
 
     def find(self, task: LayerTask) -> dict[str, Any] | None:
@@ -90,7 +120,33 @@ class PlanCache:
         if not isinstance(found, dict) or digest != _digest_of(found):
             self.notes.append(f"{path}: the kept plan is damaged; its shape is planned anew")
             return None
+        with suppress(OSError):  # another process may have removed it
+            os.utime(path)
         return found
+
+    def trim(self) -> None:
+        """Remove the files that were not used for the longest time, if all together take too much.
+
+        Others may remove the same files at the same time, and write new ones.
+        """
+        if self._folder is None:
+            return
+        kept = []
+        with suppress(OSError), os.scandir(self._folder) as entries:  # the folder may be missing
+            for entry in entries:
+                with suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        kept.append((status.st_mtime_ns, status.st_size, entry.path))
+        left = sum(num_bytes for _, num_bytes, _ in kept)
+        if left <= self._most_bytes:
+            return
+        for _, num_bytes, path in sorted(kept):
+            if left <= KEPT_SHARE * self._most_bytes:
+                break
+            with suppress(OSError):
+                Path(path).unlink()
+            left -= num_bytes
 
     def keep(self, task: LayerTask, found: Mapping[str, Any]) -> None:
         """Keep what was found for a shape."""

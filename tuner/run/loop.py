@@ -102,6 +102,7 @@ def run_study(
             on_note=tell,
             uninterrupted=interrupts_held,
         )
+    trains = TrialAbility.TRAINING in request.trials.backend.abilities
     past = past_of(request)
     sampler = make_sampler(prepared, past, on_note=tell)
     with storage_errors(request.storage):
@@ -118,9 +119,7 @@ def run_study(
             ledger = Ledger(Tasks(prepared=prepared, sampler=sampler), held, stored)
             budgets = RunBudgets(
                 ledger=ledger,
-                spending=Spending(
-                    request.search, occupies_devices=TrialAbility.TRAINING in request.trials.backend.abilities
-                ),
+                spending=Spending(request.search, occupies_devices=trains),
                 reports=StepReports(study=ledger.study, pruner=make_pruner(prepared.problem))
                 if request.search.prune
                 else None,
@@ -140,7 +139,7 @@ def run_study(
                 elapsed_s=lambda: clock() - started_s,
                 wall_clock=wall_clock,
                 rehearsals=rehearsals_of(ledger),
-                plans=LaterPlans(prepared),
+                plans=LaterPlans(prepared, takes_turns=trains),
                 sampler_of=lambda planned: make_sampler(planned, past, on_note=tell),
             )
             stop_reason = loop.drive(executor)
@@ -257,12 +256,16 @@ class Loop:
                     ledger.study.set_user_attr(SPENT_S, self.elapsed_s())
             if (planned := self.plans.take()) is not None:
                 self._go_on_with(planned, running)
+            if self.plans.has_turn(POLL_S):
+                continue
             moves = self.hosts.finds_others(running, elapsed_s := self.elapsed_s())
             reason = StopReason.HOSTS if moves else self.budgets.reason_to_stop(elapsed_s)
             todo = self.budgets.allowed(todo, reason)
-            reason = self._fill_slots(running, todo, reason)
+            if not self.plans.is_due:
+                reason = self._fill_slots(running, todo, reason)
             if self.plans.is_busy and reason in SETTLED and not running.pending:
                 # what is planned may be faster than all that was tried
+                self.plans.look(has_ended=True, runs=False)
                 if (planned := self.plans.take(POLL_S)) is not None:
                     self._go_on_with(planned, running)
                 continue
@@ -278,6 +281,7 @@ class Loop:
                 for number, observation in ended:
                     ledger.record(number, observation)
                 self.budgets.end_early(running, self.elapsed_s())
+            self.plans.look(has_ended=bool(ended), runs=bool(running.pending))
             records = ledger.trials.records_of(number for number, _ in ended)
             self.reporter.tell(self.elapsed_s(), ended=records, queued=running.queued)
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from benchmarks.assignment.problem import FORBIDDEN, problem_of
+from tuner.planners.assignment.problem import FORBIDDEN, problem_of
 from tuner.planners.engine.mixed_integer import MixedInteger
 from tuner.planners.engine.outcome import Limits
 

@@ -14,6 +14,7 @@ import heapq
 import math
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,10 @@ from numpy.typing import NDArray
 
 Table = NDArray[np.float64]
 """Costs by the values of some variables, with an axis for each."""
+
+
+MANY_TERMS = 1000
+"""Number of terms above which the order of the work is not kept for later calls."""
 
 
 class Term(NamedTuple):
@@ -63,6 +68,27 @@ class Least:
 
     cost: float
     values: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Turn:
+    """Elimination of one variable.
+
+    Attributes:
+        variable: Variable that is eliminated.
+        others: Its neighbours.
+        tables: Numbers of the tables that are added up; the rest of each elimination has the next number.
+        axes: Axis of the sum for each axis of each table, one table after the other.
+        lays: How each table lies among the axes of the sum.
+        shape: Shape of the sum.
+    """
+
+    variable: int
+    others: tuple[int, ...]
+    tables: tuple[int, ...]
+    axes: tuple[int, ...]
+    lays: tuple[tuple[tuple[int, ...] | None, tuple[slice | None, ...] | None], ...]
+    shape: tuple[int, ...]
 
 
 def cheapest_order(
@@ -144,78 +170,91 @@ def least(sizes: Sequence[int], terms: Iterable[Term], variables: Sequence[int],
         known: Eliminations of earlier calls, to which those of this one are added; None for none.
     """
     known = {} if known is None else known
-    place = [0] * len(sizes)
-    for position, variable in enumerate(variables):
-        place[variable] = position
-    # A term waits in the bucket of the first of its variables that is eliminated: the variables of all terms there, one
-    # term after the other, and their tables.
-    waiting: list[tuple[list[int], list[Table]]] = [([], []) for _ in variables]
+    scopes, tables = [], []
     constant = 0.0
     for scope, table in terms:
         if scope:
-            bucket, tables = waiting[min([place[variable] for variable in scope])]
-            bucket += scope
+            scopes.append(scope)
             tables.append(table)
         else:
             constant += float(table)
-    chosen_by: list[tuple[tuple[int, ...], NDArray[np.intp] | None]] = []
-    for variable, (bucket, tables) in zip(variables, waiting, strict=True):
-        if not tables:
-            chosen_by.append(((), None))
+    turns = (_turns if len(scopes) <= MANY_TERMS else _turns.__wrapped__)(tuple(sizes), tuple(scopes), tuple(variables))
+    chosen_by = []
+    for turn in turns:
+        own = [tables[number] for number in turn.tables]
+        key = (tuple(map(id, own)), turn.axes)
+        if key not in known:
+            known[key] = _eliminate(own, turn)
+        best, rest, _ = known[key]
+        chosen_by.append(best)
+        tables.append(rest)
+        if not turn.others:
+            constant += float(rest)
+    # Going backwards, the values of a variable's neighbours are known when it chooses its own.
+    values = [0] * len(sizes)
+    for turn, choice in zip(reversed(turns), reversed(chosen_by), strict=True):
+        values[turn.variable] = int(choice[tuple([values[other] for other in turn.others])])
+    return Least(cost=constant, values=tuple(values))
+
+
+@lru_cache(maxsize=512)
+def _turns(
+    sizes: tuple[int, ...], scopes: tuple[tuple[int, ...], ...], variables: tuple[int, ...]
+) -> tuple[_Turn, ...]:
+    """Return the eliminations of variables, which are the same for tables with the same axes."""
+    place = [0] * len(sizes)
+    for position, variable in enumerate(variables):
+        place[variable] = position
+    # A term waits in the bucket of the first of its variables that is eliminated. What an elimination leaves is a term
+    # as well, whose number follows those of the others.
+    waiting: list[list[int]] = [[] for _ in variables]
+    all_scopes = list(scopes)
+    for number, scope in enumerate(scopes):
+        waiting[min([place[variable] for variable in scope])].append(number)
+    turns = []
+    for variable, numbers in zip(variables, waiting, strict=True):
+        if not numbers:
             continue
+        bucket = [other for number in numbers for other in all_scopes[number]]
         others = tuple(sorted(set(bucket) - {variable}))
         # The eliminated variable is the last axis of the sum.
         scope = (*others, variable)
         at = dict(zip(scope, range(len(scope)), strict=True))
-        axes = tuple([at[other] for other in bucket])
-        key = (tuple(map(id, tables)), axes)
-        if key not in known:
-            known[key] = _eliminate(tables, axes, tuple([sizes[other] for other in scope]))
-        best, rest, _ = known[key]
-        chosen_by.append((others, best))
+        turns.append(
+            _Turn(
+                variable=variable,
+                others=others,
+                tables=tuple(numbers),
+                axes=tuple([at[other] for other in bucket]),
+                lays=tuple([_lay_of(tuple([at[other] for other in all_scopes[each]]), len(scope)) for each in numbers]),
+                shape=tuple([sizes[other] for other in scope]),
+            )
+        )
         if others:
-            later, later_tables = waiting[min([place[other] for other in others])]
-            later += others
-            later_tables.append(rest)
-        else:
-            constant += float(rest)
-    # Going backwards, the values of a variable's neighbours are known when it chooses its own.
-    values = [0] * len(sizes)
-    for variable, (others, choice) in zip(reversed(variables), reversed(chosen_by), strict=True):
-        if choice is not None:
-            values[variable] = int(choice[tuple([values[other] for other in others])])
-    return Least(cost=constant, values=tuple(values))
+            waiting[min([place[other] for other in others])].append(len(all_scopes))
+        all_scopes.append(others)
+    return tuple(turns)
 
 
-def _eliminate(
-    tables: Sequence[Table], axes: Sequence[int], shape: tuple[int, ...]
-) -> tuple[NDArray[np.intp], Table, tuple[Table, ...]]:
+def _eliminate(tables: Sequence[Table], turn: _Turn) -> tuple[NDArray[np.intp], Table, tuple[Table, ...]]:
     """Add up tables and minimise the sum over its last axis.
-
-    Args:
-        tables: Tables to add up.
-        axes: Axis of the sum for each axis of each table, one table after the other.
-        shape: Shape of the sum.
 
     Returns:
         Index of the least entry of each row; the least entries; and the tables, which are kept alive so that their
             identities stay unique.
     """
     total: Any = 0.0
-    begin = 0
-    for table in tables:
-        total = total + _lay_out(table, axes[begin : begin + table.ndim], len(shape))
-        begin += table.ndim
-    if total.shape != shape:
-        total = np.broadcast_to(total, shape)
+    for table, (order, index) in zip(tables, turn.lays, strict=True):
+        laid = table if order is None else table.transpose(order)
+        total = total + (laid if index is None else laid[index])
+    if total.shape != turn.shape:
+        total = np.broadcast_to(total, turn.shape)
     return total.argmin(axis=-1), total.min(axis=-1), tuple(tables)
 
 
-def _lay_out(table: Table, axes: Sequence[int], num_axes: int) -> Table:
-    """Return a table with these axes among those of a sum."""
+@lru_cache(maxsize=2**12)
+def _lay_of(axes: tuple[int, ...], num_axes: int) -> tuple[tuple[int, ...] | None, tuple[slice | None, ...] | None]:
+    """Return how a table with these axes lies among those of a sum: the order of its axes, and where it has none."""
     order = sorted(axes)
-    if list(axes) != order:
-        table = table.transpose([axes.index(axis) for axis in order])
-    if len(axes) == num_axes:
-        return table
-    return table[tuple([slice(None) if axis in order else None for axis in range(num_axes)])]
+    index = None if len(axes) == num_axes else tuple([slice(None) if at in order else None for at in range(num_axes)])
+    return (None if list(axes) == order else tuple([axes.index(axis) for axis in order])), index

@@ -17,7 +17,8 @@ import numpy as np
 from costmodels.sharding.plan import Plan, live_bytes, step_time_of
 from hardware.collector import without_collector
 from tuner.planners.engine.outcome import ROUNDING
-from tuner.planners.sharding.sharding_terms import Charge, Row, ShardingTerms, total_charge_s
+from tuner.planners.sharding.sharding_terms import Charge, ShardingTerms, total_charge_s
+from tuner.planners.sharding.table_forms import Row
 
 IsOpen = Callable[[int, int], bool]
 """Whether an operator, the first argument, may change the factor that an axis, the second, serves."""

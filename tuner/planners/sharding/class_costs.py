@@ -31,7 +31,7 @@ from costmodels.sharding.layouts import Layout, local_share, moves
 from costmodels.sharding.loop_sums import sums_under, whole_sums
 from costmodels.sharding.plan import NONE, MoveTimes, Roofline, reduce_partial_sums, wanted_layout, written_layout
 from hardware.arrays import FloatArray
-from tuner.planners.sharding.sharding_terms import Row
+from tuner.planners.sharding.table_forms import Row
 
 BASE = 64
 """Base of the encoded rows: more than the number of factors of any operator, plus one."""

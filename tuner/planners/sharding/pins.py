@@ -30,7 +30,8 @@ from costmodels.sharding.graph import Graph, Op
 from costmodels.sharding.plan import NONE
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.planners.sharding.recursive import Closed, Extra, Level
-from tuner.planners.sharding.sharding_terms import Charge, Row
+from tuner.planners.sharding.sharding_terms import Charge
+from tuner.planners.sharding.table_forms import Row
 
 KEY = "pins"
 """Key of the pins, as error messages name it."""

@@ -19,7 +19,8 @@ import numpy as np
 from tuner.planners.engine.elimination import Table
 from tuner.planners.sharding.messages import Messages, starts_of
 from tuner.planners.sharding.sharding_milp import choices_of
-from tuner.planners.sharding.sharding_terms import Row, ShardingTerms
+from tuner.planners.sharding.sharding_terms import ShardingTerms
+from tuner.planners.sharding.table_forms import Row
 
 MOST_ENTRIES = 4e7
 """Most entries of all tables together; with more of them moves are left out of the bound."""

@@ -46,7 +46,7 @@ from costmodels.sharding.plan import (
 )
 from tuner.planners.engine.mixed_integer import MixedInteger, Terms
 from tuner.planners.engine.outcome import Limits, Outcome
-from tuner.planners.sharding.sharding_terms import Row
+from tuner.planners.sharding.table_forms import Row
 
 Key = TypeVar("Key")
 

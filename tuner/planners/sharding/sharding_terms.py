@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,13 @@ from costmodels.sharding.device_mesh import DeviceMesh
 from costmodels.sharding.dims import Rule
 from costmodels.sharding.graph import CONSTANT, STATE, Graph
 from costmodels.sharding.joining import latency_shares
-from costmodels.sharding.layouts import PARTIAL, REPLICATED, Layout
+from costmodels.sharding.layouts import Layout, local_share
 from costmodels.sharding.loop_sums import whole_sums
-from costmodels.sharding.plan import NONE, MoveTimes, Plan, Roofline, wanted_layout, written_layout
+from costmodels.sharding.plan import NONE, MoveTimes, Plan, Roofline
 from hardware.arrays import FloatArray
 from tuner.planners.engine.elimination import Known, Order, Table, Term, cheapest_order, least
 from tuner.planners.sharding.byte_prices import BytePrices, TensorPrice, price_table, tensor_prices
-
-Row = tuple[int, ...]
-"""Factor of an operator that each mesh axis divides, or NONE."""
+from tuner.planners.sharding.table_forms import Forms, Reads, Row, Shape, Slot, evenness
 
 MOST_ENTRIES = 3e5
 """Most entries that one table may have."""
@@ -90,53 +89,23 @@ class _Kind:
     is_least: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Slot:
-    """Result or operand of an operator.
-
-    Attributes:
-        op: Number of the operator.
-        number: Index of the result or of the operand.
-        is_maker: Whether the operator writes the tensor.
-    """
-
-    op: int
-    number: int
-    is_maker: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Part:
     """Maker and readers of a tensor that share one table.
 
     Attributes:
-        kind: Properties of the tensor that determine its cost.
-        slots: Place of its maker, followed by the places of its readers.
+        kind: Number of the properties of the tensor that determine its cost.
+        form: Number of its slots. Parts of one form have the same layouts if their operators have the same rows.
+        slots: Its maker, followed by its readers.
         ops: Operators of the slots in ascending order.
-        form: Number of the part's form. Parts of one form have the same table if their operators have the same rows.
+        rows_of: Function that selects what belongs to them from what belongs to all operators.
     """
 
-    kind: _Kind
-    slots: tuple[_Slot, ...]
-    ops: tuple[int, ...]
+    kind: int
     form: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Shape:
-    """Operators and layouts that a part's table depends on.
-
-    Attributes:
-        scope: Operators whose rows change a layout, counted among those of the part.
-        places: Place of each slot's operator among them, or -1 if the slot has one layout only.
-        layouts: Layouts of each slot.
-        lengths: Number of rows of each operator of the scope.
-    """
-
-    scope: tuple[int, ...]
-    places: tuple[int, ...]
-    layouts: tuple[tuple[Layout, ...], ...]
-    lengths: tuple[int, ...]
+    slots: tuple[Slot, ...]
+    ops: tuple[int, ...]
+    rows_of: Callable[[Sequence[int]], Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,32 +134,38 @@ class ShardingTerms:
         byte_s: Prices of the memory that a device holds, charged in addition to the step time.
     """
 
-    def __init__(self, graph: Graph, mesh: DeviceMesh) -> None:
-        """Prepare the tables of a graph on a mesh."""
+    def __init__(self, graph: Graph, mesh: DeviceMesh, forms: Forms | None = None) -> None:
+        """Prepare the tables of a graph on a mesh.
+
+        Args:
+            graph: Graph of the training step.
+            mesh: Mesh of devices to shard it over.
+            forms: Forms that are shared with tables of other graphs and meshes; None for none.
+        """
         self.graph, self.mesh = graph, mesh
         self.byte_s: BytePrices = {}
+        self._forms = Forms() if forms is None else forms
         self._roofline = Roofline(graph, mesh)
-        # Operators, rows and parts are numbered once, because numbers are faster keys than what they stand for.
-        self._forms: dict[object, int] = {}
-        self._choices: dict[tuple[Row, ...], int] = {}
-        traffic = self._roofline.traffic
+        traffic, alike = self._roofline.traffic, dict[object, int]()
+        rules = {id(op.rule): op.rule for op in graph.ops}
+        self._rules = {key: self._forms.number_of_rule(rule) for key, rule in rules.items()}
         self._op_forms = [
-            self._number_of((id(op.rule), op.is_free, op.flop, op.times, op.precision, traffic[number]))
+            alike.setdefault((id(op.rule), op.is_free, op.flop, op.times, op.precision, traffic[number]), len(alike))
             for number, op in enumerate(graph.ops)
         ]
         tensors = range(len(graph.tensors))
         self._kinds = [self._kind(tensor) for tensor in tensors]
+        # Kinds of tables, each with the moves that it has in common with others, by its number.
+        self._tabled: list[tuple[_Kind, Reads]] = []
+        self._number_of_kind: dict[_Kind, int] = {}
         self._parts = [part for tensor in tensors for part in self._parts_of(tensor)]
-        self.is_exact = all(part.kind.share == 1.0 for part in self._parts)
+        self.is_exact = all(self._tabled[part.kind][0].share == 1.0 for part in self._parts)
         self._rows_beside: dict[tuple[int, Row, int], tuple[Row, ...]] = {}
         self._compute: dict[tuple[int, int], Table] = {}
-        self._layouts: dict[tuple[int, int, bool, int], tuple[Layout, ...]] = {}
-        self._shapes: dict[tuple[int, ...], _Shape] = {}
-        self._tables: dict[tuple[int, ...], Table | None] = {}
-        self._tables_by_layout: dict[tuple[object, ...], Table] = {}
+        self._tables: dict[tuple[int, int], Table | None] = {}
         self._eliminated: Known = {}
         self._move_s = MoveTimes(graph, mesh)
-        self._pair_s: defaultdict[tuple[int, float, float], dict[int, float]] = defaultdict(dict)
+        self._pair_s: defaultdict[tuple[float, float], dict[int, float]] = defaultdict(dict)
         self._charges: dict[tuple[Charge, int, int], tuple[float, ...] | None] = {}
         self._charged: dict[tuple[int, int, tuple[float, ...]], Table] = {}
 
@@ -213,9 +188,8 @@ class ShardingTerms:
     def _with_kinds(self, kinds: list[_Kind]) -> ShardingTerms:
         """Return these tables with other kinds of tensors."""
         found = copy(self)
-        # Numbers of forms are only unique together with the tables of the same copy.
-        found._forms, found._shapes = dict(self._forms), dict(self._shapes)
-        found._tables, found._tables_by_layout = dict(self._tables), dict(self._tables_by_layout)
+        found._tables, found._tabled = dict(self._tables), list(self._tabled)
+        found._number_of_kind = dict(self._number_of_kind)
         found._eliminated = {}
         found._kinds = kinds
         found._parts = [part for tensor in range(len(kinds)) for part in found._parts_of(tensor)]
@@ -248,21 +222,21 @@ class ShardingTerms:
             spared: Operators that should stay free to change if possible.
         """
         sizes, choices = [len(own) for own in rows], self._number_all(rows)
-        keys = [_key_of(part, choices) for part in self._parts]
-        scopes = [self._scope_of(part, key, rows, choices) for part, key in zip(self._parts, keys, strict=True)]
+        shapes = self._shapes_of(self._parts, rows, choices)
+        scopes = tuple(map(_scope_of, self._parts, shapes))
         # Operators whose elimination would need too large tables keep their row. All tables are then made for the
         # rows that are left.
-        order = _cheapest_order(tuple(sizes), tuple(scopes), spared)
+        order = _cheapest_order(tuple(sizes), scopes, spared)
         if order.fixed:
             rows = [(now[op],) if op in order.fixed else own for op, own in enumerate(rows)]
             sizes, choices = [len(own) for own in rows], self._number_all(rows)
-            keys = [_key_of(part, choices) for part in self._parts]
-            scopes = [self._scope_of(part, key, rows, choices) for part, key in zip(self._parts, keys, strict=True)]
+            shapes = self._shapes_of(self._parts, rows, choices)
+            scopes = tuple(map(_scope_of, self._parts, shapes))
         terms = [
             self._of_op(op, own, choice, charge) for op, (own, choice) in enumerate(zip(rows, choices, strict=True))
         ]
-        for part, key, scope in zip(self._parts, keys, scopes, strict=True):
-            table = self._table_of(part, key)
+        for part, shape, scope in zip(self._parts, shapes, scopes, strict=True):
+            table = self._table_of(part, shape)
             if table is not None:
                 terms.append(Term(scope, table))
         if len(self._eliminated) > MOST_KEPT:
@@ -287,11 +261,11 @@ class ShardingTerms:
         """
         terms, choices = self.alone(rows), self._number_all(rows)
         for tensor in range(len(self._kinds)):
-            for part in self._shares_of(tensor):
-                key = _key_of(part, choices)
-                scope, table = self._scope_of(part, key, rows, choices), self._table_of(part, key)
+            parts = self._shares_of(tensor)
+            for part, shape in zip(parts, self._shapes_of(parts, rows, choices), strict=True):
+                table = self._table_of(part, shape)
                 if table is not None:
-                    terms.append(Term(scope, table))
+                    terms.append(Term(_scope_of(part, shape), table))
         return terms
 
     def alone(self, rows: Sequence[tuple[Row, ...]]) -> list[Term]:
@@ -311,7 +285,7 @@ class ShardingTerms:
         """
         maker, slot = self.graph.maker[tensor]
         kind = self._kinds[tensor]
-        written = _Slot(op=maker, number=slot, is_maker=True)
+        written = (maker, slot, True)
         if not any(times for times, _ in kind.reads):
             return [self._part(replace(kind, reads=()), (written,))]
         found = []
@@ -322,22 +296,18 @@ class ShardingTerms:
             in_pass = sum(other == again for _, other in kind.reads)
             is_least = len(kind.reads) > 1
             own = replace(kind, reads=((min(before), again),), share=1.0 / in_pass, is_least=is_least)
-            found.append(self._part(own, (written, _Slot(op=use.op, number=use.operand, is_maker=False))))
+            found.append(self._part(own, (written, (use.op, use.operand, False))))
         return found
-
-    def _number_of(self, form: object) -> int:
-        """Return the number of a form."""
-        return self._forms.setdefault(form, len(self._forms))
 
     def _number_all(self, rows: Sequence[tuple[Row, ...]]) -> list[int]:
         """Return a number for the rows of each operator, the same for the same rows [o]."""
         # Most operators have their rows in common with others, and the same object stands for them.
         known: dict[int, int] = {}
-        found = []
+        found, numbers = [], self._forms.choices
         for own in rows:
             choice = known.get(id(own))
             if choice is None:
-                choice = known[id(own)] = self._choices.setdefault(own, len(self._choices))
+                choice = known[id(own)] = numbers.setdefault(own, len(numbers))
             found.append(choice)
         return found
 
@@ -347,7 +317,7 @@ class ShardingTerms:
         key = (self._op_forms[number], choice)
         table = self._compute.get(key)
         if table is None:
-            table = self._compute[key] = np.array([self._roofline.seconds(number, row) for row in rows])
+            table = self._compute[key] = self._compute_table(number, rows, choice)
         if charge is not None:
             table = self._charged_table(table, charge, number, rows, choice)
         return Term((number,), table) if len(rows) > 1 else Term((), table[0])
@@ -366,51 +336,61 @@ class ShardingTerms:
             self._charged[of_both] = table + np.array(found)
         return self._charged[of_both]
 
-    def _part(self, kind: _Kind, slots: tuple[_Slot, ...]) -> _Part:
-        """Return a part with the number of its form."""
-        ops = tuple(sorted({slot.op for slot in slots}))
+    def _compute_table(self, number: int, rows: tuple[Row, ...], choice: int) -> Table:
+        """Return the time of an operator's compute for each row [s]."""
+        rule, sizes = self.graph.ops[number].rule, self.mesh.sizes
+        of_rule = self._rules[id(rule)]
+
+        def shares(count: int, *, is_maker: bool) -> list[FloatArray]:
+            layouts = [self._forms.layouts(of_rule, rule, slot, is_maker, rows, choice) for slot in range(count)]
+            return [_local_shares(own, sizes) for own in layouts]
+
+        traffic = self._roofline.traffic[number]
+        read, written = shares(len(traffic.reads), is_maker=False), shares(len(traffic.writes), is_maker=True)
+        return self._roofline.seconds_of_all(number, _num_ways(rows, sizes), [*read, *written])
+
+    def _part(self, kind: _Kind, slots: tuple[tuple[int, int, bool], ...]) -> _Part:
+        """Return a part, whose slots are operators with a result (True) or an operand (False) each."""
+        ops = tuple(sorted({op for op, _, _ in slots}))
         rules = self.graph.ops
-        places = tuple([(id(rules[slot.op].rule), slot.number, slot.is_maker, ops.index(slot.op)) for slot in slots])
-        return _Part(kind=kind, slots=slots, ops=ops, form=self._number_of((kind, places)))
+        own = tuple([(self._rules[id(rules[op].rule)], number, made, ops.index(op)) for op, number, made in slots])
+        kind_number = self._number_of_kind.setdefault(kind, len(self._tabled))
+        if kind_number == len(self._tabled):
+            reads = Reads(
+                of=tuple([(times > 0, again) for times, again in kind.reads]),
+                is_least=kind.is_least,
+                even=None if kind.is_least else evenness(kind.shape, self.mesh.sizes),
+            )
+            self._tabled.append((kind, reads))
+        return _Part(kind=kind_number, form=self._forms.number_of(own), slots=own, ops=ops, rows_of=itemgetter(*ops))
 
-    def _scope_of(
-        self, part: _Part, key: tuple[int, ...], rows: Sequence[tuple[Row, ...]], choices: Sequence[int]
-    ) -> tuple[int, ...]:
-        """Return the operators whose rows change a layout in a part."""
-        shape = self._shapes.get(key)
-        if shape is None:
-            shape = self._shapes[key] = self._find_shape(part, rows, choices)
-        ops = part.ops
-        return ops if len(shape.scope) == len(ops) else tuple([ops[place] for place in shape.scope])
+    def _shapes_of(
+        self, parts: Sequence[_Part], rows: Sequence[tuple[Row, ...]], choices: Sequence[int]
+    ) -> list[Shape]:
+        """Return the operators and layouts that the table of each part depends on."""
+        found, known = [], self._forms.shapes
+        for part in parts:
+            key = (part.form, part.rows_of(choices))
+            shape = known.get(key)
+            if shape is None:
+                shape = known[key] = self._find_shape(part, rows, choices)
+            found.append(shape)
+        return found
 
-    def _find_shape(self, part: _Part, rows: Sequence[tuple[Row, ...]], choices: Sequence[int]) -> _Shape:
+    def _find_shape(self, part: _Part, rows: Sequence[tuple[Row, ...]], choices: Sequence[int]) -> Shape:
         layouts = []
-        for slot in part.slots:
-            own = self._layouts_of(slot, rows[slot.op], choices[slot.op])
-            # A layout that no row changes needs no axis in the table.
-            layouts.append(own[:1] if own.count(own[0]) == len(own) else own)
-        ops = sorted({slot.op for slot, own in zip(part.slots, layouts, strict=True) if len(own) > 1})
-        return _Shape(
-            scope=tuple(part.ops.index(op) for op in ops),
-            places=tuple(
-                ops.index(slot.op) if len(own) > 1 else -1 for slot, own in zip(part.slots, layouts, strict=True)
-            ),
-            layouts=tuple(layouts),
-            lengths=tuple(len(rows[op]) for op in ops),
-        )
+        for rule, number, is_maker, place in part.slots:
+            op = part.ops[place]
+            layouts.append(self._forms.layouts(rule, self.graph.ops[op].rule, number, is_maker, rows[op], choices[op]))
+        return self._forms.shape(part.slots, layouts, [len(rows[op]) for op in part.ops])
 
-    def _table_of(self, part: _Part, key: tuple[int, ...]) -> Table | None:
-        """Return the table of a part whose scope is known; None if all of it is zero."""
+    def _table_of(self, part: _Part, shape: Shape) -> Table | None:
+        """Return the table of a part; None if all of it is zero."""
+        key = (part.kind, shape.number)
         if key not in self._tables:
-            shape = self._shapes[key]
-            of_layouts = (part.kind, shape.places, shape.layouts)
-            if of_layouts not in self._tables_by_layout:
-                table = self._table(part.kind, shape.places, shape.layouts, len(shape.scope))
-                self._tables_by_layout[of_layouts] = (
-                    table if table.shape == shape.lengths else np.broadcast_to(table, shape.lengths)
-                )
-            table = self._tables_by_layout[of_layouts]
-            self._tables[key] = table if table.any() else None
+            table = self._table(*self._tabled[part.kind], shape)
+            whole = table if table.shape == shape.lengths else np.broadcast_to(table, shape.lengths)
+            self._tables[key] = whole if whole.any() else None
         return self._tables[key]
 
     def _kind(self, tensor: int) -> _Kind:
@@ -434,8 +414,8 @@ class ShardingTerms:
         """Return the parts of a tensor: one with all its uses, or one for each use where there are many."""
         maker, slot = self.graph.maker[tensor]
         kind = self._kinds[tensor]
-        written = _Slot(op=maker, number=slot, is_maker=True)
-        read = [_Slot(op=use.op, number=use.operand, is_maker=False) for use in self.graph.uses[tensor]]
+        written = (maker, slot, True)
+        read = [(use.op, use.operand, False) for use in self.graph.uses[tensor]]
         if kind.price is None and not any(times for times, _ in kind.reads):  # nobody reads it, or it is a constant
             return [self._part(replace(kind, reads=()), (written,))]
         if len(read) <= MOST_READERS:
@@ -446,140 +426,53 @@ class ShardingTerms:
             for use, (own, slot) in enumerate(zip(kind.reads, read, strict=True))
         ]
 
-    def _layouts_of(self, slot: _Slot, rows: tuple[Row, ...], choice: int) -> tuple[Layout, ...]:
-        """Return the layout in which a slot writes or reads its tensor, for each row."""
-        rule = self.graph.ops[slot.op].rule
-        key = (id(rule), slot.number, slot.is_maker, choice)
-        if key not in self._layouts:
-            layout_of = written_layout if slot.is_maker else wanted_layout
-            self._layouts[key] = tuple([layout_of(rule, slot.number, row) for row in rows])
-        return self._layouts[key]
-
-    def _table(
-        self, kind: _Kind, places: Sequence[int], layouts: Sequence[tuple[Layout, ...]], num_places: int
-    ) -> Table:
-        """Compute the cost of moves and of held memory for all rows at once [rows of each operator in scope].
-
-        Layouts follow the rules of `costmodels.sharding.plan.reduce_partial_sums` and `Plan.copies`.
-        """
-        num_axes = len(self.mesh.sizes)
-
-        def lay_out(place: int, own: tuple[Layout, ...]) -> Any:
-            """Return the layouts of a slot, with its rows along the axis of its operator."""
-            digits = np.array(own, dtype=np.int64).reshape(len(own), num_axes)
-            return digits.reshape(*(len(own) if at == place else 1 for at in range(num_places)), num_axes)
-
-        written, *wanted = (lay_out(place, own) for place, own in zip(places, layouts, strict=True))
-        sizes = self.mesh.sizes
-        tables = [
-            self._moved_and_held(kind, written, lies, wanted) for lies in _where_it_lies(kind, written, wanted, sizes)
-        ]
-        return kind.share * np.asarray(np.minimum.reduce(tables), dtype=np.float64)
-
-    def _moved_and_held(self, kind: _Kind, written: Any, lies: Any, wanted: Sequence[Any]) -> Table:
-        """Compute the seconds of moves and the prices of held memory, for arrays of layouts [..., axes]."""
-        # Without partial sums the tensor lies as it is written.
-        table: Any = 0.0
-        if lies is not written:
-            is_cut = ((written == PARTIAL) & (lies >= 0)).any(axis=-1)
-            table = np.where(is_cut, *kind.times) * self._seconds(written, lies, kind)
-        for number, (times, again) in enumerate(kind.reads):
-            if not times:
-                continue
-            own_s = times * self._seconds(lies, wanted[number], kind)
-            for earlier in range(number):
-                if kind.reads[earlier][1] == again:
-                    # A use pays nothing if an earlier use of the pass reads the same copy.
-                    own_s = own_s * (wanted[earlier] != wanted[number]).any(axis=-1)
-            table = table + own_s
-        table = kind.exposed * table
-        if kind.price is not None:
-            is_again = [again for _, again in kind.reads]
-            held_s = price_table(kind.price, written, lies, wanted, is_again, self.mesh)
-            table = table + kind.num_bytes * held_s
-        found: Table = np.asarray(table, dtype=np.float64)
-        return found
-
-    def _seconds(self, before: Any, after: Any, kind: _Kind) -> Table:
-        """Compute the time of moves between layouts, for arrays of layouts [..., axes] that broadcast [s]."""
-        # Encode each pair of layouts as one integer, so that each distinct pair is priced once. A digit is the dim plus
-        # two, because REPLICATED is -1 and PARTIAL is -2.
-        num_axes, digits = len(self.mesh.sizes), len(kind.shape) + 2
-        radix = digits ** np.arange(num_axes)
-        many = digits**num_axes
-        pairs = ((before + 2) @ radix) * many + (after + 2) @ radix
-        known = self._pair_s[digits, kind.num_bytes, kind.latency_share]
-        flat = pairs.ravel().tolist()
-        for pair in set(flat).difference(known):
-            old, new = (_digits(code, digits, num_axes) for code in divmod(pair, many))
-            known[pair] = self._move_s[old, new, kind.num_bytes, kind.latency_share]
-        found: Table = np.array([known[pair] for pair in flat]).reshape(pairs.shape)
-        return found
+    def _table(self, kind: _Kind, reads: Reads, shape: Shape) -> Table:
+        """Compute the cost of moves and of held memory for all rows at once [rows of each operator in scope]."""
+        pattern = self._forms.pattern(shape, reads)
+        sized = (kind.num_bytes, kind.latency_share)
+        known = self._pair_s[sized]
+        for pair in pattern.pairs:
+            if pair not in known:
+                known[pair] = self._move_s.seconds(*self._forms.pairs[pair], *sized)
+        seconds = np.array([known[pair] for pair in pattern.pairs])
+        tables = []
+        for end in pattern.ends:
+            table: Any = 0.0 if end.sums is None else np.where(end.is_cut, *kind.times) * seconds[end.sums]
+            for use, moves in end.reads:
+                table = table + kind.reads[use][0] * seconds[moves]
+            table = kind.exposed * table
+            if kind.price is not None:
+                is_again = [again for _, again in kind.reads]
+                held_s = price_table(kind.price, pattern.written, end.lies, pattern.wanted, is_again, self.mesh)
+                table = table + kind.num_bytes * held_s
+            tables.append(table)
+        least_s = tables[0] if len(tables) == 1 else np.minimum.reduce(tables)
+        return np.asarray(kind.share * least_s, dtype=np.float64)
 
 
-def _key_of(part: _Part, choices: Sequence[int]) -> tuple[int, ...]:
-    """Return what the table of a part depends on, in numbers: its form, and the rows of its operators."""
-    return (part.form, *[choices[op] for op in part.ops])
+def _scope_of(part: _Part, shape: Shape) -> tuple[int, ...]:
+    """Return the operators whose rows change a layout in a part."""
+    ops = part.ops
+    return ops if len(shape.scope) == len(ops) else tuple([ops[place] for place in shape.scope])
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=2**14)
+def _local_shares(layouts: tuple[Layout, ...], sizes: tuple[int, ...]) -> FloatArray:
+    """Return the share of a tensor that a device holds in each layout."""
+    return np.array([local_share(layout, sizes) for layout in layouts])
+
+
+@lru_cache(maxsize=2**14)
+def _num_ways(rows: tuple[Row, ...], sizes: tuple[int, ...]) -> FloatArray:
+    """Return the number of devices that share the work of an operator with each row."""
+    found = [math.prod(size for size, factor in zip(sizes, row, strict=True) if factor != NONE) for row in rows]
+    return np.array(found, dtype=np.float64)
+
+
+@lru_cache(maxsize=256)
 def _cheapest_order(sizes: tuple[int, ...], scopes: tuple[tuple[int, ...], ...], spared: frozenset[int]) -> Order:
     """Return the order of elimination, which graphs of one model share whatever their sizes are."""
     return cheapest_order(sizes, scopes, most_entries=MOST_ENTRIES, spared=spared)
-
-
-def _digits(code: int, base: int, count: int) -> Layout:
-    """Decode a layout, whose digits are its dims plus two, the lowest first."""
-    found = []
-    for _ in range(count):
-        code, digit = divmod(code, base)
-        found.append(digit - 2)
-    return tuple(found)
-
-
-def _where_it_lies(kind: _Kind, written: Any, wanted: Sequence[Any], sizes: Sequence[int]) -> list[Any]:
-    """Return the layouts [..., axes] that a tensor may have once its partial sums are added up.
-
-    There is one, that of `reduce_partial_sums`, unless there are readers outside the table (`kind.is_least`). Then each
-    axis with partial sums may cut the dim that this reader wants (if all others want it too) or none. Both are
-    returned, because the second is sometimes cheaper: for a short message, one all-reduce along two axes costs less
-    latency than an all-reduce along the first and a reduce-scatter along the second.
-    """
-    is_partial = written == PARTIAL
-    if not is_partial.any():
-        return [written]
-    agreed: Any = np.array(REPLICATED)
-    if wanted:
-        # A dim is agreed on where all readers want the same one.
-        is_one: Any = True
-        for other in wanted[1:]:
-            is_one = is_one & (other == wanted[0])
-        agreed = np.where(is_one, wanted[0], REPLICATED)
-    lies = np.where(is_partial, agreed, written)
-    partial = np.flatnonzero(is_partial.any(axis=tuple(range(written.ndim - 1)))).tolist()
-    if not kind.is_least:
-        return [_cut_evenly(lies, is_partial, partial, kind.shape, sizes)]
-    found = [lies]
-    for axis in partial:
-        is_open = is_partial & (np.arange(written.shape[-1]) == axis)
-        found += [np.where(is_open, REPLICATED, lies) for lies in found]
-    return found
-
-
-def _cut_evenly(lies: Any, is_partial: Any, partial: Sequence[int], shape: Sequence[int], sizes: Sequence[int]) -> Any:
-    """Replicate what axes with partial sums can't cut evenly, in the order of the mesh, for layouts [..., axes]."""
-    if all(size % math.prod(sizes) == 0 for size in shape):
-        return lies
-    found = np.where(is_partial, REPLICATED, lies)
-    for axis in partial:
-        dim = lies[..., axis]
-        ways: Any = sizes[axis]
-        for other, size in enumerate(sizes):
-            ways = ways * np.where((found[..., other] == dim) & (other != axis), size, 1)
-        # A layout without a dim for this axis (REPLICATED) reads the 1 at the end, which its ways divide or not.
-        is_even = np.array([*shape, 1])[dim] % ways == 0
-        found[..., axis] = np.where(is_even, dim, found[..., axis])
-    return found
 
 
 def _of_use(price: TensorPrice | None, number: int) -> TensorPrice | None:

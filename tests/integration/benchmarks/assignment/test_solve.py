@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.assignment.contraction import contract
-from benchmarks.assignment.problem import problem_of
-from benchmarks.assignment.solve import solve
-from benchmarks.assignment.timeline import timeline_of
 from tests.support.settings.assignment_problems import least_by_milp, least_by_trying_all, problems, random_problem
+from tuner.planners.assignment.contraction import contract
+from tuner.planners.assignment.problem import problem_of
+from tuner.planners.assignment.solve import solve
+from tuner.planners.assignment.timeline import timeline_of
 from tuner.planners.engine.outcome import Known, Limits, Stop
 from tuner.planners.sharding.messages import Messages
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from hardware.io.errors import ConfigError
 from tests.support.studies.planned_studies import NUM_SHAPES, planned_study_text
 from tuner.forecast import planned_candidates
 from tuner.forecast.planned_candidates import as_stored, grid_to_plan, plan_problem
 from tuner.plans.layer_plans import layer_tasks
-from tuner.plans.plan_cache import OFF, VARIABLE, PlanCache, cache_folder, key_of
+from tuner.plans.plan_cache import OFF, SIZE_VARIABLE, VARIABLE, PlanCache, cache_folder, key_of, most_kept_bytes
 from tuner.study_file.config import load_study
 
 KEYS = """
@@ -153,3 +154,73 @@ def test_without_a_folder_nothing_is_kept(file):
 
     assert cache.find(task) is None
     assert cache.notes == []
+
+
+FILL = """
+import sys
+from pathlib import Path
+from tests.unit.tuner.plans.test_plan_cache import tasks_of
+from tuner.plans.plan_cache import PlanCache
+cache = PlanCache(Path(sys.argv[2]), most_bytes=2000)
+for round in range(50):
+    for task in tasks_of(sys.argv[1], sequence_length=1024 * (1 + round)):
+        cache.keep(task, {"change": None, "round": round})
+        assert cache.find(task) in (None, {"change": None, "round": round})
+    cache.trim()
+print(*cache.notes)
+"""
+
+
+def test_the_folder_keeps_to_its_size(file, folder, monkeypatch):
+    """What was not used for the longest time goes first, and a plan that a study took counts as used."""
+    planned(file, monkeypatch)
+    oldest, second, *others = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    for age, path in enumerate((oldest, second, *others)):
+        os.utime(path, (1000 + age, 1000 + age))
+    used = next(task for task in tasks_of(file) if key_of(task) == oldest.stem)
+    cache = PlanCache(folder, most_bytes=sum(path.stat().st_size for path in folder.iterdir()) - 1)
+
+    assert cache.find(used) is not None
+    cache.trim()
+
+    assert set(folder.iterdir()) == {oldest, *others}
+
+
+def test_nothing_is_removed_within_the_size(file, folder, monkeypatch):
+    """Also where the files take exactly as much."""
+    planned(file, monkeypatch)
+    before = set(folder.iterdir())
+    PlanCache(folder, most_bytes=sum(path.stat().st_size for path in before)).trim()
+
+    assert set(folder.iterdir()) == before
+
+
+def test_a_study_trims_the_folder(file, folder, monkeypatch):
+    """Whatever stood in it before; without room nothing stays."""
+    monkeypatch.setenv(SIZE_VARIABLE, "0")
+    _, made, notes = planned(file, monkeypatch)
+
+    assert (len(made), notes, list(folder.iterdir())) == (NUM_SHAPES, [], [])
+
+
+def test_processes_trim_one_folder_side_by_side(file, tmp_path):
+    """None fails or reads half a file, and the folder keeps to its size."""
+    command = [sys.executable, "-c", FILL, str(file), str(tmp_path / "shared")]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+
+    assert [process.communicate()[0].strip() for process in running] == [""] * 3
+    assert [process.returncode for process in running] == [0] * 3
+    assert sum(path.stat().st_size for path in (tmp_path / "shared").iterdir()) <= 2000
+
+
+@pytest.mark.parametrize("named", ["", "0", "1.5"])
+def test_the_variable_names_the_size(named):
+    """In MiB, and 256 without it."""
+    assert most_kept_bytes({SIZE_VARIABLE: named}) == float(named or 256) * 2**20
+
+
+@pytest.mark.parametrize("named", ["-1", "nan", "inf", "much"])
+def test_a_wrong_size_is_named(named):
+    """The message names the variable."""
+    with pytest.raises(ConfigError, match=SIZE_VARIABLE):
+        most_kept_bytes({SIZE_VARIABLE: named})

@@ -1,11 +1,14 @@
 """Plans that are made beside trials: the study ends with all of them, as if they had been made before."""
 
 import threading
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from tests.support.studies.in_process_executor import InProcessExecutor
 from tests.support.studies.planned_studies import NUM_SHAPES, planned_study_text
+from trials.backend import TrialAbility
 from tuner.forecast import planned_candidates
 from tuner.forecast.planned_candidates import plan_rest, prepare
 from tuner.run import loop
@@ -49,17 +52,20 @@ class Late(InProcessExecutor):
         return ended
 
 
-def run_with(config, monkeypatch, executor_class=Late, slots=1):
+def run_with(config, monkeypatch, executor_class=Late, slots=1, takes_turns=False):
     """Run a study whose other shapes are planned after two trials; return the result and the executor."""
     prepared = prepared_with_leader(config)
     executor = executor_class(backend=prepared.backend, slots=slots)
     executor.may_plan = threading.Event()
 
     def plan_late(*args):
-        assert executor.may_plan.wait(60)
+        assert takes_turns or executor.may_plan.wait(60)
         return plan_rest(*args)
 
-    monkeypatch.setattr(loop, "LaterPlans", lambda prepared: LaterPlans(prepared, plan_late))
+    def later_plans(prepared, **_):
+        return LaterPlans(prepared, plan_late, takes_turns=takes_turns)
+
+    monkeypatch.setattr(loop, "LaterPlans", later_plans)
     return run_study(prepared, executor=executor), executor
 
 
@@ -75,10 +81,11 @@ def test_only_leaders_are_planned_before_the_first_trial(config):
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_the_study_ends_with_the_candidates_of_all_plans(config, monkeypatch, slots):
+@pytest.mark.parametrize("takes_turns", [False, True])
+def test_the_study_ends_with_the_candidates_of_all_plans(config, monkeypatch, slots, takes_turns):
     """Every candidate is tried once, with its own plan, though most of the plans came after the first trials."""
     whole = prepare(config, StoredStudies(config.storage), runs=True)
-    result, executor = run_with(config, monkeypatch, slots=slots)
+    result, executor = run_with(config, monkeypatch, slots=slots, takes_turns=takes_turns)
 
     grid = whole.problem.space().grid
     assert result.stop_reason is StopReason.EXHAUSTED
@@ -103,6 +110,59 @@ def test_a_study_that_was_interrupted_goes_on_with_its_plans(config, monkeypatch
     assert len(stored["plans"]) == NUM_SHAPES
     assert len(again.problem.layer_plans) == NUM_SHAPES
     assert not again.is_left_to_plan
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_plans_take_turns_with_trials(config, monkeypatch, slots):
+    """Where they do, no shape is planned while a trial runs, the first trial comes first, and others come between."""
+    monkeypatch.setattr(planned_candidates, "SHAPES_AT_ONCE", 1)
+    prepared = prepared_with_leader(config)
+    executor = InProcessExecutor(backend=prepared.backend, slots=slots)
+    plan_layer, seen = planned_candidates.plan_layer, []
+
+    def watched(task):
+        seen.append((executor.pending, len(executor.seen)))
+        return plan_layer(task)
+
+    monkeypatch.setattr(planned_candidates, "plan_layer", watched)
+    monkeypatch.setattr(planned_candidates, "_start_planner", _in_this_process)
+    monkeypatch.setattr(loop, "LaterPlans", lambda prepared, **_: LaterPlans(prepared, takes_turns=True))
+    run_study(prepared, executor=executor)
+
+    measured = [num_measured for _, num_measured in seen]
+    assert [pending for pending, _ in seen] == [()] * (NUM_SHAPES - 1)
+    assert measured[0] > 0
+    assert measured == sorted(set(measured))
+
+
+@contextmanager
+def _in_this_process(_):
+    yield lambda groups: [planned_candidates._plan_several(tasks, None) for tasks in groups]
+
+
+def test_trials_that_train_take_turns_with_plans(tmp_path):
+    """Such a study begins with its leaders' plans, as a simulated one does."""
+    file = Path("configs/studies/cpu-torch-planned.yaml")
+    config = load_study(file, storage=f"sqlite:///{tmp_path / 'meshtune.db'}", overrides=["planner.name=descent"])
+    prepared = prepared_with_leader(config)
+
+    assert TrialAbility.TRAINING in config.trials.backend.abilities
+    assert prepared.is_left_to_plan
+    assert len(prepared.problem.layer_plans) == 1
+
+
+def test_a_run_that_ends_waits_for_no_turn(config):
+    """Shapes that wait for their turn are given up."""
+    planned = []
+
+    def plan(_, on_planned, __):
+        planned.append(on_planned(0, 1))
+
+    plans = LaterPlans(prepared_with_leader(config), plan, takes_turns=True)
+    plans.begin()
+    plans.close()
+
+    assert planned == []
 
 
 def test_a_fault_of_the_planner_ends_the_run(config):

@@ -16,11 +16,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.assignment.contraction import Core
-from benchmarks.assignment.problem import is_close
-from benchmarks.assignment.timeline import Timeline
-from benchmarks.assignment.work import CALL
 from hardware.arrays import FloatArray, IntArray
+from tuner.planners.assignment.contraction import Core
+from tuner.planners.assignment.problem import is_close
+from tuner.planners.assignment.timeline import Timeline
+from tuner.planners.assignment.work import CALL
 from tuner.planners.sharding.messages import Messages, starts_of
 
 _DIVING_STEP = 1.0

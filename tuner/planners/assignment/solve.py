@@ -16,14 +16,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.random import Generator
 
-from benchmarks.assignment.contraction import Core, contract
-from benchmarks.assignment.multipliers import Ascent
-from benchmarks.assignment.neighbourhoods import LocalSearch, Walk
-from benchmarks.assignment.problem import AssignmentProblem, is_close
-from benchmarks.assignment.timeline import Timeline, timeline_of
-from benchmarks.assignment.work import Meter
 from hardware.arrays import IntArray
 from hardware.io.errors import ConfigError
+from tuner.planners.assignment.contraction import Core, contract
+from tuner.planners.assignment.multipliers import Ascent
+from tuner.planners.assignment.neighbourhoods import LocalSearch, Walk
+from tuner.planners.assignment.problem import AssignmentProblem, is_close
+from tuner.planners.assignment.timeline import Timeline, timeline_of
+from tuner.planners.assignment.work import Meter
 from tuner.planners.engine.outcome import ROUNDING, Incumbent, Known, Limits, Outcome, Progress, Stop
 
 _MOST_TRIED = 500

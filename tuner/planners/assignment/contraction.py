@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from benchmarks.assignment.problem import FORBIDDEN, AssignmentProblem
 from hardware.arrays import FloatArray, IntArray
+from tuner.planners.assignment.problem import FORBIDDEN, AssignmentProblem
 from tuner.planners.sharding.messages import Pair, starts_of
 
 _MOST_ADDED = 200_000

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.random import Generator
 
-from benchmarks.assignment.contraction import Core
-from benchmarks.assignment.multipliers import CoreCosts, held_by_node
-from benchmarks.assignment.problem import AssignmentProblem, is_close
-from benchmarks.assignment.timeline import Timeline
-from benchmarks.assignment.work import CALL
 from hardware.arrays import FloatArray, IntArray
+from tuner.planners.assignment.contraction import Core
+from tuner.planners.assignment.multipliers import CoreCosts, held_by_node
+from tuner.planners.assignment.problem import AssignmentProblem, is_close
+from tuner.planners.assignment.timeline import Timeline
+from tuner.planners.assignment.work import CALL
 from tuner.planners.engine.elimination import Term, cheapest_order, least
 
 _REGION_SIZES = (8, 20, 50, 120, 300)

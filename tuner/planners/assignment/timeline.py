@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.assignment.problem import AssignmentProblem
 from hardware.arrays import FloatArray, IntArray
+from tuner.planners.assignment.problem import AssignmentProblem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
