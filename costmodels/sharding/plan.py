@@ -322,7 +322,9 @@ def _collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
 
 
 _Step = tuple[Lines, float, bool, bool, tuple[float, float]]
-"""Times of a collective as lines, bytes of its message per byte of the tensor, whether it is joined, and packed."""
+"""Times of a collective as lines, bytes of its message per byte of the tensor, whether it is joined, and packed, and the
+line of its turns (`Move.turning_line`).
+"""
 
 
 class MoveTimes(dict[tuple[Layout, Layout, float, float], float]):
