@@ -322,8 +322,8 @@ def _collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
 
 
 _Step = tuple[Lines, float, bool, bool, tuple[float, float]]
-"""Times of a collective as lines, bytes of its message per byte of the tensor, whether it is joined, and packed, and the
-line of its turns (`Move.turning_line`).
+"""Times of a collective as lines, bytes of its message per byte of the tensor, whether it is joined, whether it is packed,
+and the line of its turns (`Move.turning_line`).
 """
 
 
