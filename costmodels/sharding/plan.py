@@ -322,7 +322,7 @@ def _collectives(plan: Plan) -> tuple[PlannedCollective, ...]:
 
 
 _Step = tuple[Lines, float, bool, bool, tuple[float, float]]
-"""Times of a collective as lines, bytes of its message per byte of the tensor, whether it is joined, whether it is packed,
+"""Times of a collective as lines, bytes of its message per byte of the tensor, whether it is joined and whether packed,
 and the line of its turns (`Move.turning_line`).
 """
 
