@@ -99,6 +99,9 @@ NEEDS = {
     "search.training_losses": "torch",
 }
 ELSEWHERE = {
+    "judges.package_steps": "needs packages that the project does not install; tests compile the zoo's steps so",
+    "judges.planned_trainer": "trains for minutes, as root; test_trainer_study.py trains by the same plans",
+    "support.ranks_on_hosts": "starts the ranks of planned_trainer, in namespaces that test_shaped_links.py makes",
     "judges.foreign_programs": "needs repositories that the project does not ship; the tests of rehearsals run such",
     "judges.rehearsed_peaks": "needs a tree of Megatron-LM; test_megatron.py rehearses what it found",
     "judges.replayed_steps": "rehearses published runs for minutes; test_megatron.py replays a step from all stages",
