@@ -19,7 +19,7 @@ from tuner.planners.engine.outcome import Known, Limits
 from tuner.planners.engine.workers import AbstractWorkers
 from tuner.planners.sharding.axis_descent import descend
 from tuner.planners.sharding.class_costs import Figures
-from tuner.planners.sharding.hidden_moves import hide_moves
+from tuner.planners.sharding.hidden_moves import MOST_STARTS, hide_moves
 from tuner.planners.sharding.manumatic import MEMORY_KEY, Perturbed, PinnedPlan, PinnedSearch, PinReport, report_of
 from tuner.planners.sharding.pins import Pin, Pinned, resolve_pins
 from tuner.planners.sharding.recursive import ORDERS, Order, refine_mesh, whole
@@ -165,12 +165,13 @@ def plan_graph(
     found = (
         _run_toast(graph, mesh, options, workers) if options.planner == "toast" else _run_d_rec(graph, mesh, options)
     )
+    first = found.plan
     if options.planner == "descent" and options.assigned > 0 and not options.pins:
         found = _assign(found, graph, mesh, options)
     if options.planner == "descent" and options.effort > 0:
         found = _search_on(found, graph, mesh, options, workers)
     if overlaps(graph, mesh) if options.overlap is None else options.overlap:
-        found = _overlap(found, graph, mesh, options)
+        found = _overlap(found, graph, mesh, options, first)
     if options.prove_s is None:
         return found
     limits = Limits(time_s=options.prove_s)
@@ -214,8 +215,11 @@ def _run_d_rec(graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Plann
     return Planned(found=found, order=best, search_s=search_s, memory_bytes=limit_bytes, perturbed=others)
 
 
-def _overlap(planned: Planned, graph: Graph, mesh: DeviceMesh, options: PlannerOptions) -> Planned:
-    """Return what was planned, with the plan that is fastest with overlap and its timeline."""
+def _overlap(planned: Planned, graph: Graph, mesh: DeviceMesh, options: PlannerOptions, first: Plan) -> Planned:
+    """Return what was planned, with the plan that is fastest with overlap and its timeline.
+
+    It is no slower than from the planner's first plan, which what came after it has made faster without overlap.
+    """
     began_s = time.perf_counter()
     found = planned.found
     if options.planner != "recursive":
@@ -223,13 +227,14 @@ def _overlap(planned: Planned, graph: Graph, mesh: DeviceMesh, options: PlannerO
         pins = resolve_pins(options.pins, graph, mesh, levels) if options.pins else None
         least_bytes = _least_bytes(found, mesh, options)
         own_mesh, most = found.plan.mesh, MOST_SEEDS if len(graph.ops) <= MANY_OPS else 1
-        starts = [found.plan]
+        starts = [found.plan, *([] if first is found.plan else [first])]
+        further = len(starts) - 1
         if pins is None:
             starts += plans_by_hand(graph, own_mesh, memory_bytes=least_bytes, most=most, with_data=True)
             alone = replace(options, planner="recursive", order=planned.order, memory_bytes=None, diagnose=False)
             starts.append(_run_d_rec(graph, mesh, alone).plan)
         terms = ShardingTerms(graph, own_mesh)
-        plan, cost = hide_moves(starts, terms, memory_bytes=least_bytes, pins=pins)
+        plan, cost = hide_moves(starts, terms, memory_bytes=least_bytes, pins=pins, most=MOST_STARTS + further)
         if plan is not found.plan:
             found = PinnedPlan(plan=plan, cost=cost, is_optimum=False, reports=_reports_anew(found, pins, plan, cost))
     # Neither an optimum nor a bound without overlap says anything of plans with it.

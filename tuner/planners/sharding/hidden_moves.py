@@ -26,14 +26,19 @@ ROUNDS = 4
 """Most descents from one plan."""
 
 MOST_STARTS = 2
-"""Most plans that are improved."""
+"""Most plans that are improved, unless a caller asks for more."""
 
 SHARES = (0.1, 0.4, 0.7, 1.0)
 """Shares to which exposed ones are rounded up; hidden moves keep a small one, for they delay those behind them."""
 
 
 def hide_moves(
-    plans: Sequence[Plan], terms: ShardingTerms, *, memory_bytes: float = math.inf, pins: Pinned | None = None
+    plans: Sequence[Plan],
+    terms: ShardingTerms,
+    *,
+    memory_bytes: float = math.inf,
+    pins: Pinned | None = None,
+    most: int = MOST_STARTS,
 ) -> tuple[Plan, PlanCost]:
     """Return the fastest plan with overlap that descents find from the fastest of some plans, and its cost.
 
@@ -42,6 +47,7 @@ def hide_moves(
         terms: Cost tables of their graph on their mesh.
         memory_bytes: Most memory that a device may hold.
         pins: Pins that hold in these plans and in the one that is found.
+        most: Most plans that are improved.
     """
     is_open, charge = (None, None) if pins is None else (pins.restriction, pins.charge)
     kept = () if pins is None else {op for factors in pins.factors for op in factors}
@@ -59,7 +65,7 @@ def hide_moves(
         return seen[key]
 
     begun = sorted(filter(None, map(look, plans)), key=lambda one: one[0])
-    for start in begun[:MOST_STARTS]:
+    for start in begun[:most]:
         best = start
         for _ in range(ROUNDS):
             _, plan, _, timeline = best
