@@ -95,7 +95,7 @@ class DeviceMesh:
         return self._lines[key]
 
     def shared(self, key: Hashable) -> dict[Any, Any]:
-        """Return a dict in which those who use this mesh keep what depends on it and the key alone."""
+        """Return the cache of a key: a dict for values that follow from this mesh and the key."""
         return self._shared.setdefault(key, {})
 
     def _groups(self, axes: tuple[int, ...]) -> np.ndarray:

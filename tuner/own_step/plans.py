@@ -168,7 +168,7 @@ class OwnStepPlans:
 
     @property
     def tokens(self) -> int:
-        """Number of elements of that input, which are tokens where it holds their ids."""
+        """Number of elements of the first input: tokens, if it holds their ids; 0 without inputs."""
         shape = self._batch_shape()
         return math.prod(shape) if shape else 0
 

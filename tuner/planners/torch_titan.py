@@ -86,7 +86,7 @@ def for_titan(config: Trainer.Config, plan: LoadedPlan) -> Trainer.Config:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Kept:
-    """What the Trainer takes for predictions: the inputs of a step that has not run."""
+    """Inputs of a step that has not run, in place of the predictions that the Trainer passes to its loss."""
 
     planned: PlannedModule
     batch: dict[str, torch.Tensor]

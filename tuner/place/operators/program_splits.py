@@ -91,7 +91,7 @@ def _colours(graph: Graph, members: frozenset[int]) -> Iterator[Colour]:
 
 
 def _sharing(graph: Graph, members: frozenset[int], colour: Colour, parts: int, copied: frozenset[int]) -> Sharing:
-    """Return what is exchanged where a group is cut along a colour."""
+    """Count the bytes and meetings of a group that is cut along a colour."""
     received = exchanged = 0.0
     begins = ends = False
     meetings = 0

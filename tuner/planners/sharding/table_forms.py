@@ -243,7 +243,7 @@ def _summed(layouts: Sequence[tuple[Layout, ...]]) -> tuple[int, ...]:
 
 
 def evenness(shape: Sequence[int], sizes: tuple[int, ...]) -> Even:
-    """Return which axes of a mesh cut which dims of a tensor evenly."""
+    """Return for each dim of a tensor the sets of mesh axes that cut it into equal parts; see `Even`."""
     count = math.prod(sizes)
     if all(size % count == 0 for size in shape):
         return None

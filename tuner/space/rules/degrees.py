@@ -1,4 +1,4 @@
-"""Rules on the degrees themselves: what they multiply to, and what a framework lacks."""
+"""Rules on products of degrees, and on dimensions that a framework lacks."""
 
 from __future__ import annotations
 

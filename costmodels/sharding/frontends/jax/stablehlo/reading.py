@@ -249,6 +249,7 @@ class _Reader:
             except Unreadable as error:
                 raise self.module.refuse(op, str(error)) from None
             except (TypeError, ValueError, NotImplementedError) as error:
+                # how JAX's own functions refuse what a module may state and they may not
                 said = str(error).strip().splitlines() or [type(error).__name__]
                 raise self.module.refuse(op, f"is not read: {said[0]}") from None
 
