@@ -25,6 +25,17 @@ space: {pp: [1, 2], cp: [1], up: [1], vpp: [1], mbs: [1]}
 trial: {backend: simulated}
 """
 
+NEEDS = {
+    "for_titan": ("torchtitan", "torchtitan"),
+    "for_trainer": ("transformers", "transformers"),
+    "parallelize_as": ("torch", "'meshtune[torch]'"),
+    "pin_layouts": ("jax", "'meshtune[jax]'"),
+    "plan_jax": ("jax", "'meshtune[jax]'"),
+    "plan_torch": ("torch", "'meshtune[torch]'"),
+    "titan_step": ("torchtitan", "torchtitan"),
+}
+"""The names that need a library of no default extra: its module and what to install."""
+
 
 @pytest.fixture
 def file(tmp_path):
@@ -47,12 +58,12 @@ def test_each_name_is_loaded_when_it_is_used():
     """Every name is what its own module has; those of a library that is missing say what to install."""
     assert tuner.ThompsonSampler is ThompsonSampler
     assert tuner.load_study is load_study
-    for name in set(tuner.__all__) - {"for_trainer", "parallelize_as", "pin_layouts", "plan_jax", "plan_torch"}:
+    for name in set(tuner.__all__) - NEEDS.keys():
         assert callable(getattr(tuner, name))
-    for library in ("jax", "torch"):
+    for name, (library, package) in NEEDS.items():
         if importlib.util.find_spec(library) is None:
-            with pytest.raises(ImportError, match=rf"pip install 'meshtune\[{library}\]'"):
-                getattr(tuner, f"plan_{library}")
+            with pytest.raises(ImportError, match=f"pip install {re.escape(package)}$"):
+                getattr(tuner, name)
     with pytest.raises(AttributeError, match="no attribute 'ranking'"):
         tuner.ranking  # noqa: B018 # looking it up is the test
 
