@@ -78,7 +78,7 @@ CONSTANTS = {
         ("memory_efficiency", (0.1, 1.0, 0.7, 0.25), "memory-bound operators: speed in training over speed alone"),
         ("network_efficiency", (0.15, 1.1, 0.85, 0.2), "collectives: speed in training over speed alone"),
         ("overlap_efficiency", (0.05, 1.0, 0.8, 0.25), "share of the overlappable traffic that is hidden"),
-        ("launch_s", (1e-6, 3e-4, 2e-5, 0.7), "host time to launch one operator [s]"),
+        ("launch_s", (1e-6, 6e-4, 1e-4, 0.7), "host time to launch one operator [s]"),
         ("collective_launch_s", (1e-6, 3e-3, 5e-5, 1.0), "host time to issue one collective [s]"),
         (
             "pending_transfer_s",

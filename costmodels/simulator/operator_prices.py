@@ -20,7 +20,7 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import KernelTime, execution_s, kernel_s
 from costmodels.operators.layer_operators import SHAPE_DIMENSIONS, recomputed_share, step_operators
 from costmodels.step.communication import issued_collectives
-from costmodels.step.launches import is_launched
+from costmodels.step.launches import launches_of
 from hardware.arrays import FloatArray
 from hardware.device import Device
 
@@ -78,7 +78,7 @@ class OperatorPrices:
         place = {name: at for at, name in enumerate(self._job.model.block_names)}
         kernels = np.zeros((len(place), len(shapes)))
         for op in operators:
-            kernels[place[op.block]] += is_launched(self._runtime, op) * (1.0 + recomputed[op.name])
+            kernels[place[op.block]] += launches_of(self._runtime, op) * (1.0 + recomputed[op.name])
         issued = issued_collectives(self._job, self._runtime, shapes)
         return _Batch(shapes=shapes, operators=operators, recomputed=recomputed, launches=np.stack([kernels, issued]))
 

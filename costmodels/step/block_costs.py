@@ -20,7 +20,7 @@ from costmodels.operators.kernels import CollectiveTime, KernelTime, execution_s
 from costmodels.operators.layer_operators import core_operators, recomputed_share, step_operators, unique_tokens
 from costmodels.step.changed_layers import change_keys, of_blocks
 from costmodels.step.communication import Beside, block_communication
-from costmodels.step.launches import is_launched
+from costmodels.step.launches import launches_of
 from costmodels.step.placement import place, place_on
 from hardware.arrays import FloatArray, IntArray
 from hardware.device import Device
@@ -79,7 +79,7 @@ def _sum_by_block(
     for operator in operators:
         block = number[operator.block]
         seconds = execution_s(operator, device, job, runtime, shapes, kernel_time)
-        runs = (operator.moved_bytes > 0) & is_launched(runtime, operator)
+        runs = (operator.moved_bytes > 0) * launches_of(runtime, operator)
         if operator.phase == Phase.FORWARD:
             # A recomputed operator runs in the forward pass and once more in the backward pass.
             again = recomputed_share(job, runtime, operator, shapes)

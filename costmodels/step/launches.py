@@ -26,6 +26,19 @@ CAPTURED: Mapping[str, tuple[Family, ...]] = {
 launch of a block's norm stands for that of its graph."""
 
 
+ROUTED_OPERATORS = 20.0
+"""Operators of a framework in each pass of a layer of experts beside those of layer_operators.py: scores and their
+losses, counts of tokens, the sorting of tokens and of their probabilities before and after each exchange."""
+
+
+def launches_of(runtime: RuntimeProfile, operator: Operator) -> float:
+    """Return the number of operators that the host launches for one pass of an operator."""
+    if not is_launched(runtime, operator):
+        return 0.0
+    routes = operator.family is Family.EXPERTS and operator.role in ("router", "router.data_gradient")
+    return 1.0 + ROUTED_OPERATORS * routes
+
+
 def is_launched(runtime: RuntimeProfile, operator: Operator) -> bool:
     """Return whether the host launches an operator by itself, and not as a part of a captured graph."""
     is_router = operator.family is Family.EXPERTS and operator.role.startswith("router")
