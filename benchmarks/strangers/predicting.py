@@ -96,6 +96,7 @@ def predict_stranger(stranger: Stranger) -> Predicted:
             effect=effect,
             log_memory=np.log(peaks_bytes / predictions.peak_memory_bytes),
             log_unknown_memory=np.log(peaks_bytes / unnamed.peak_memory_bytes),
+            is_vendors=np.array([measured.setting.runtime.tuned_by == "vendor" for measured in settings], dtype=bool),
         ),
         log_margin=log_margin,
     )

@@ -77,7 +77,8 @@ def draw_log_errors(sources: Sequence[ErrorSources], num_draws: int, rng: np.ran
             rest = max(runtime.step_error**2 - float(effect @ effect), 0.0)
             drawn[:, at] = of_constants @ effect + np.sqrt(rest) * own
         else:
-            drawn[:, at] = tail * (model.constants * (of_constants @ effect) + model.unseen * own)
+            spread = model.constants * (of_constants @ effect) + model.unseen * own
+            drawn[:, at] = model.median(runtime.tuned_by) + tail * spread
     return drawn
 
 
