@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.strangers.errors import LeftOutErrors
-from benchmarks.strangers.left_out import strange_setting
 from benchmarks.support.fidelity_figures import LogErrors, judge
+from benchmarks.support.problems import strange_setting
 from benchmarks.support.simulated_runs import taken
 from costmodels.calibration.fidelity import Predictions, by_setting, is_clean, predict, settings_of
 from costmodels.calibration.measured_runs import MeasuredRun
