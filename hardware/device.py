@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,10 @@ CATALOG = Path(__file__).parent / "catalog"
 PRECISIONS = ("bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32")
 MAX_MIXED_DEVICES = 1_000_000
 GIB = 2**30
+
+LEAST_SEEN, MOST_SEEN = 0.9, 1.01
+"""Memory that a process can see over the size in a device's name [GiB/GB]: from 14.7 of a T4-16 and 178.3 of a B200-192
+to 64 of 64; the names of tools may be rounded down."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,7 +173,7 @@ def find_device(name: str) -> Device:
 
     Case, spaces, dashes, underscores, a vendor's name and a remark in parentheses don't matter: `nvidia-smi` prints
     NVIDIA H100 NVL. A remark counts only where the catalog knows it: "Ascend-910B (900 A2 PoDc)" is a device of its
-    own.
+    own. The size of the memory may stand anywhere, with any unit or none, if it is the device's: A100-40G-PCIe.
 
     Raises:
         ConfigError: no device has this name.
@@ -180,12 +185,34 @@ def find_device(name: str) -> Device:
     texts = (name, re.sub(r"[()]", " ", name))
     spellings = (*texts, *(_VENDOR.sub("", text) for text in texts), without_remark, without_vendor)
     keys = (re.sub(r"(?<=\d)gib", "gb", spelling_key(spelling)) for spelling in spellings)
-    device = next((by_key[key] for key in keys if key in by_key), None)
+    device = next((by_key[key] for key in keys if key in by_key), None) or _find_by_memory(_VENDOR.sub("", texts[1]))
     if device is None:
         known = [*device_names(), *(alias for entry in _catalog().devices.values() for alias in entry.aliases)]
         nearest = did_you_mean(without_vendor, known)
         raise ConfigError("is not a known device", key="device", value=name, nearest=nearest)
     return device
+
+
+def _find_by_memory(name: str) -> Device | None:
+    """Return the device that a name with the size of its memory in another place or unit means; None if none is.
+
+    Tools and drivers see 90 to 100% of the size in a name. Of several devices, the one of the nearest size is meant.
+    """
+    words, sizes_gb = _words_and_sizes(name)
+    if len(sizes_gb) != 1:
+        return None
+    (size_gb,) = sizes_gb
+    kinds = [(device, device.memory_bytes / GIB / size_gb) for device in _devices_by_words().get(words, ())]
+    kinds = [(device, seen) for device, seen in kinds if LEAST_SEEN <= seen <= MOST_SEEN]
+    return min(kinds, key=lambda kind: abs(math.log(kind[1])))[0] if kinds else None
+
+
+def _words_and_sizes(name: str) -> tuple[tuple[str, ...], list[int]]:
+    """Split a name into its letters and numbers, sorted, and the sizes of memory among its words [GB]."""
+    words = re.split(r"[\s_()-]+", re.sub(r"(?<=\d)[\s_-]*(gib|gb|g)\b", "", name.lower()))
+    sizes = [word for word in words[1:] if re.fullmatch(r"[1-9]\d{1,2}", word)]
+    rest = [part for word in words if word not in sizes for part in re.findall(r"[a-z]+|\d+", word)]
+    return tuple(sorted(rest)), [int(size) for size in sizes]
 
 
 def find_devices(text: str) -> tuple[tuple[int, Device], ...]:
@@ -244,6 +271,16 @@ def _devices_by_key() -> dict[str, Device]:
             assert spelling not in by_key, f"{name} and {by_key[spelling].name} share the spelling {spelling}"
             by_key[spelling] = device
     return by_key
+
+
+@functools.cache
+def _devices_by_words() -> dict[tuple[str, ...], tuple[Device, ...]]:
+    """Return the devices by the sorted words of their names and aliases without sizes of memory."""
+    found: dict[tuple[str, ...], dict[str, Device]] = {}
+    for name, entry in _catalog().devices.items():
+        for spelling in (name, *entry.aliases):
+            found.setdefault(_words_and_sizes(spelling)[0], {})[name] = _devices_by_key()[spelling_key(name)]
+    return {words: tuple(devices.values()) for words, devices in found.items()}
 
 
 def _flop_per_s(tflops: SourcedNumber | None) -> float | None:

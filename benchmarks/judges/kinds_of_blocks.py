@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.strangers.left_out import CACHE_HELP, Without, profile_without, strange_setting
+from benchmarks.strangers.left_out import CACHE_HELP, Without, profile_without
 from benchmarks.support.fidelity_figures import error_figures, log_errors
-from benchmarks.support.problems import read_runs
+from benchmarks.support.problems import read_runs, strange_setting
 from benchmarks.support.shipped_runs import FOLDER, shipped_runs
 from benchmarks.support.timing import answer, benchmark_parser
 from costmodels.calibration.fidelity import predict, settings_of

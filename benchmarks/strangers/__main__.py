@@ -1,6 +1,7 @@
 """Judge Meshtune on clusters and frameworks that it has never seen: leave out one source of measured runs at a time.
 
     python -m benchmarks.strangers [--measured A.csv ...] [--seeds N] [--cache DIR] [--json]
+    python -m benchmarks.strangers --predict [--peers DIR] [--cache DIR] [--json]
 
 For each publisher of runs, whatever was fitted to its runs is fitted again without them (left_out.py). Its sources are
 then (a) predicted with the profile of their own runtime: errors, order within groups, and the share of the runs inside
@@ -16,23 +17,33 @@ benchmarks/support/peers.py, which know no prediction.
 
 Fits use the runs of the given files alone. Without --measured these are all of configs/measured/runs; --sources picks
 the publishers to leave out. With few publishers the error models are those of the catalog. --cache keeps fitted
-profiles between calls. Progress goes to stderr; exit status 2 reports a mistake in the arguments.
+profiles between calls. --predict leaves the searches (b) out.
+
+--peers DIR predicts the same runs with the cost models of other projects too, Calculon and llm-analysis, whose clones
+DIR holds. None of them is fitted to anything here: they have their own tables of efficiencies, or those that their
+documentation names, and the hosts and adapters of each run. Each is judged beside Meshtune on the runs that it can
+express, and all on those that all can (beside.py); calculon.py and llm_analysis.py say how runs are put in their words.
+They state no intervals. Psutil and fire have to be installed.
+
+Progress goes to stderr; exit status 2 reports a mistake in the arguments.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.strangers.beside import PEERS_HELP, compare, load_models, print_beside
 from benchmarks.strangers.errors import FEWEST_PUBLISHERS, fit_errors, write_errors
 from benchmarks.strangers.left_out import CACHE_HELP, profiles_without
 from benchmarks.strangers.predicting import Stranger, predict_stranger
+from benchmarks.strangers.tables import FEWEST_ROWS, mean, over_sources, print_predicted, shown
 from benchmarks.strangers.tuning import BLIND, OWN, RANKED_AFTER, Found, Search, run_search, searches_of
 from benchmarks.support.peers import missing
 from benchmarks.support.problems import Group, groups_of, read_runs
@@ -47,8 +58,6 @@ from costmodels.job.runtime import comparable_names
 from hardware.io.errors import ConfigError, did_you_mean
 
 SEARCHERS = ("meshtune", "prior", "random", "tpe", "gp", "botorch")
-FEWEST_ROWS = 20
-"""Fewest timed runs of a source whose share inside an interval is quoted by itself."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,6 +75,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--trials", type=count_at_least(1), default=100, help="largest number of trials (100)")
     parser.add_argument("--sources", help="comma-separated publishers to leave out, one at a time (all)")
+    parser.add_argument("--predict", action="store_true", help="only predict, without searches")
+    parser.add_argument("--peers", type=Path, metavar="DIR", help=PEERS_HELP)
     parser.add_argument("--write", action="store_true", help="write the error models of all sources into the catalog")
     parser.add_argument("--cache", type=Path, metavar="DIR", help=CACHE_HELP)
     return parser.parse_args(argv)
@@ -83,6 +94,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     named = _names(
         given.profiles or ",".join(comparable_names()), comparable_names(), "--profiles", "is no runtime profile"
     )
+    peers = load_models(given.peers) if given.peers else []
     runs, skipped = read_runs(given.measured)
     by_publisher: dict[str, list[MeasuredRun]] = defaultdict(list)
     for run in runs:
@@ -92,7 +104,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         publishers = _names(given.sources, publishers, "--sources", "published none of these runs")
     if given.write and (given.sources or len(publishers) < FEWEST_PUBLISHERS):
         raise ConfigError(f"needs all publishers, and at least {FEWEST_PUBLISHERS} of them", key="--write")
-    groups, left_out = groups_of(runs, given.min_candidates)
+    groups, left_out = ([], Counter[str]()) if given.predict else groups_of(runs, given.min_candidates)
     of_publisher: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         of_publisher[publisher_of(group.runs[0].source)].append(group)
@@ -112,6 +124,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         of_all = fit_errors(errors)
         if given.write:
             write_errors(of_all)
+        beside = compare(peers, predictions, models) if peers else None
         searches = [
             search
             for publisher in publishers
@@ -120,7 +133,8 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
                 group, profiles[publisher], named=named, searchers=searchers, seeds=given.seeds, max_trials=given.trials
             )
         ]
-        tell(f"{len(searches):,} searches of {len(groups):,} groups")
+        if searches:
+            tell(f"{len(searches):,} searches of {len(groups):,} groups")
         found: dict[int, list[tuple[Search, Found]]] = defaultdict(list)
         for number, (search, result) in enumerate(zip(searches, each(run_search, searches), strict=True), start=1):
             found[id(search.group)].append((search, result))
@@ -130,7 +144,8 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
     return {
         "predicted": [{"source": source, **figures} for source, figures in predicted],
         "error_models": of_all.model_dump(),
-        "predicted_overall": _over_sources([figures for _, figures in predicted]),
+        "predicted_overall": over_sources([figures for _, figures in predicted]),
+        **({"beside": beside} if beside else {}),
         "tuned": tuned,
         "tuned_by_source": {
             source: _over_groups([entry for entry in tuned if entry["source"] == source])
@@ -204,53 +219,14 @@ def _infinite(figures: Mapping[str, float | None]) -> dict[str, float | None]:
     return {name: float("inf") if value is None and "trials_to" in name else value for name, value in figures.items()}
 
 
-def _over_sources(sources: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Summarise the predictions over sources of at least FEWEST_ROWS runs, each source counting once."""
-    large = [figures for figures in sources if figures["n"] >= FEWEST_ROWS]
-    return {
-        "num_sources": len(large),
-        "n": sum(figures["n"] for figures in sources),
-        **{key: _mean([figures[key] for figures in large]) for key, _, _ in PREDICTED if key != "n"},
-    }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-PREDICTED = (
-    ("n", "runs", "{:,}"),
-    ("median_ape", "median error", "{:.1%}"),
-    ("mean_ape", "mean error", "{:.1%}"),
-    ("bias", "bias", "{:+.1%}"),
-    ("covered_68", "in 68%", "{:.0%}"),
-    ("covered_95", "in 95%", "{:.0%}"),
-    ("median_tau", "tau", "{:.2f}"),
-    ("median_regret", "regret", "{:.1%}"),
-    ("mean_regret", "mean", "{:.1%}"),
-    ("memory_n", "peaks", "{:,.0f}"),
-    ("memory_median_ape", "memory", "{:.1%}"),
-    ("memory_covered_68", "in 68%", "{:.0%}"),
-    ("memory_covered_95", "in 95%", "{:.0%}"),
-    ("ok_called_feasible", "ok fit", "{:.1%}"),
-    ("failed_called_infeasible", "failed not", "{:.1%}"),
-)
-"""Keys of the columns of the first table, their headings and formats."""
-
-
 def _print(result: Mapping[str, Any]) -> None:
     print("Predicted by the profile of their own runtime, which has never seen the source:")
-    rows = [(figures["source"], figures) for figures in result["predicted"]]
     overall = result["predicted_overall"]
-    rows.append((f"mean of {overall['num_sources']} sources", overall))
-    lines = [[name, *(_shown(figures[key], form) for key, _, form in PREDICTED)] for name, figures in rows]
-    header = ["source", *(title for _, title, _ in PREDICTED)]
-    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
-    for first, *rest in (header, *lines):
-        cells = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
-        print("  ".join([first.ljust(widths[0]), *cells]))
+    rows = [(figures["source"], figures) for figures in result["predicted"]]
+    print_predicted([*rows, (f"mean of {overall['num_sources']} sources", overall)])
     print(f"The mean counts each source of at least {FEWEST_ROWS} timed runs once.")
+    if "beside" in result:
+        print_beside(result["beside"])
     for source, regimes in result["tuned_by_source"].items():
         count = sum(entry["source"] == source for entry in result["tuned"])
         print(f"\nTuned, {source}, {count} groups:")
@@ -268,16 +244,12 @@ def _print_ranking(entries: Sequence[Mapping[str, Any]]) -> None:
     """Print what trials teach of the untried candidates' order, in the mean over groups."""
     for name in entries[0]["ranking"]:
         before, after = (
-            _mean([entry["ranking"][name][key] for entry in entries]) for key in ("tau_before", "tau_after")
+            mean([entry["ranking"][name][key] for entry in entries]) for key in ("tau_before", "tau_after")
         )
         print(
-            f"{name}: {RANKED_AFTER} trials raise Kendall's tau over the untried from {_shown(before, '{:.3f}')} to "
-            f"{_shown(after, '{:.3f}')}"
+            f"{name}: {RANKED_AFTER} trials raise Kendall's tau over the untried from {shown(before, '{:.3f}')} to "
+            f"{shown(after, '{:.3f}')}"
         )
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
 
 
 if __name__ == "__main__":

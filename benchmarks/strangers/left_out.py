@@ -25,7 +25,7 @@ from costmodels.calibration.fidelity import is_clean, predict, settings_of
 from costmodels.calibration.fitting import MIN_RUNS, calibrate
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.profile_file import peak_errors_of
-from costmodels.calibration.sources import MeasuredSetting, publisher_of, setting_of, source_of
+from costmodels.calibration.sources import publisher_of, source_of
 from costmodels.job.runtime import (
     CONSTANTS,
     LayerResidual,
@@ -193,17 +193,3 @@ def _key(runs: Sequence[MeasuredRun], guess: RuntimeProfile) -> str:
     digest.update(np.round(np.log(predicted), 6).tobytes())
     digest.update(Path(fitting.__file__).read_bytes())
     return digest.hexdigest()[:16]
-
-
-def strange_setting(run: MeasuredRun, profile: RuntimeProfile) -> MeasuredSetting:
-    """Return the setting of a run as a newcomer would state it who names this profile.
-
-    Under the source's own runtime, the facts that its publisher documents hold, but none that was concluded from its
-    measurements. Under another, all facts are the profile's.
-    """
-    source = source_of(run)
-    measured = setting_of(run, {profile.name: profile}, profile.name)
-    if profile.name != source.runtime:
-        return replace(measured, setting=replace(measured.setting, runtime=profile))
-    facts = {name: getattr(profile, name) for name in source.inferred}
-    return replace(measured, setting=replace(measured.setting, runtime=replace(measured.setting.runtime, **facts)))

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.strangers.errors import LeftOutErrors
-from benchmarks.strangers.left_out import strange_setting
 from benchmarks.support.fidelity_figures import LogErrors, judge
+from benchmarks.support.problems import strange_setting
 from benchmarks.support.simulated_runs import taken
 from costmodels.calibration.fidelity import Predictions, by_setting, is_clean, predict, settings_of
 from costmodels.calibration.measured_runs import MeasuredRun
-from costmodels.calibration.sources import source_of
+from costmodels.calibration.sources import MeasuredSetting, source_of
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import UNKNOWN, RuntimeProfile
 from costmodels.step.error_models import ErrorModels
@@ -45,32 +45,39 @@ class Predicted:
 
     Attributes:
         runs: Runs that can be predicted [n].
+        settings: Their settings [n].
         predictions: Their predictions.
         errors: Errors of these.
         log_margin: Log of the device's memory over the predicted need [n].
     """
 
     runs: tuple[MeasuredRun, ...]
+    settings: tuple[MeasuredSetting, ...]
     predictions: Predictions
     errors: LeftOutErrors
     log_margin: FloatArray
+
+    def stated(self, models: ErrorModels) -> tuple[Predictions, LogErrors]:
+        """Return the predictions as error models judge their fit, and the uncertainty that these state."""
+        scale, memory = models.step.scale(self.errors.effect), models.memory
+        intervals = {"covered_68": SIGMA, "covered_95": WIDE}
+        widths = LogErrors(
+            step={name: scale * half_width(models.step.freedom, share) for name, share in intervals.items()},
+            memory={
+                name: np.full(len(self.runs), memory.scale * half_width(memory.freedom, share))
+                for name, share in intervals.items()
+            },
+        )
+        fits = memory.probability_below(self.log_margin) >= LEAST_CHANCE
+        return replace(self.predictions, fits=fits), widths
 
     def figures_of(self, source: str, models: ErrorModels) -> dict[str, Any] | None:
         """Return the figures of one source under error models; None if none of its runs can be predicted."""
         at = np.array([place for place, run in enumerate(self.runs) if run.source == source], dtype=np.int64)
         if not len(at):
             return None
-        scale, memory = models.step.scale(self.errors.effect[at]), models.memory
-        intervals = {"covered_68": SIGMA, "covered_95": WIDE}
-        stated = LogErrors(
-            step={name: scale * half_width(models.step.freedom, share) for name, share in intervals.items()},
-            memory={
-                name: np.full(len(at), memory.scale * half_width(memory.freedom, share))
-                for name, share in intervals.items()
-            },
-        )
-        fits = memory.probability_below(self.log_margin[at]) >= LEAST_CHANCE
-        return judge([self.runs[place] for place in at], replace(taken(self.predictions, at), fits=fits), stated)[1]
+        predictions, widths = self.stated(models)
+        return judge([self.runs[place] for place in at], taken(predictions, at), widths.take(at))[1]
 
 
 def predict_stranger(stranger: Stranger) -> Predicted:
@@ -90,6 +97,7 @@ def predict_stranger(stranger: Stranger) -> Predicted:
     unnamed = predict(known, [strange_setting(run, stranger.profiles[UNKNOWN]) for run in known])
     return Predicted(
         runs=tuple(known),
+        settings=tuple(settings),
         predictions=predictions,
         errors=LeftOutErrors(
             log_error=np.log(measured_s / predictions.step_time_s),

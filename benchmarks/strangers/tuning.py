@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import kendalltau
 
-from benchmarks.strangers.left_out import strange_setting
 from benchmarks.support.peers import PEERS
-from benchmarks.support.problems import Group, Problem
+from benchmarks.support.problems import Group, Problem, strange_setting
 from benchmarks.support.searchers import AbstractSearcher, prior, run_trials, thompson, uniform
 from benchmarks.support.trial_metrics import Trials
 from costmodels.calibration.fidelity import by_setting

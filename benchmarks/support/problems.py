@@ -16,9 +16,9 @@ import numpy as np
 from benchmarks.support.timing import reasons
 from costmodels.calibration.fidelity import by_setting, group_key, settings_of
 from costmodels.calibration.measured_runs import MeasuredGroup, MeasuredRun, read_measured_and_skipped
-from costmodels.calibration.sources import setting_of, source_of
+from costmodels.calibration.sources import MeasuredSetting, setting_of, source_of
 from costmodels.job.parallel_config import DEGREES, ConfigGrid
-from costmodels.job.runtime import catalog_path, find_prior, find_runtime
+from costmodels.job.runtime import RuntimeProfile, catalog_path, find_prior, find_runtime
 from hardware.arrays import FloatArray
 from hardware.io.config_file import read_mapping
 from hardware.io.errors import ConfigError
@@ -175,7 +175,7 @@ def problem_of(group: Group, history: Sequence[MeasuredRun], runtime: str | None
     """Build the tuning problem of a group.
 
     Without a history the candidates are predicted by a shipped profile that was never fitted to their source
-    (`stranger_to`), without the corrections of the table of sources. With a history they are predicted by their
+    (`stranger_to`), as a newcomer would state them (`strange_setting`). With a history they are predicted by their
     source's own runtime as it was before any run, corrected by the history as in a study; runs of the group itself are
     left out.
 
@@ -189,18 +189,14 @@ def problem_of(group: Group, history: Sequence[MeasuredRun], runtime: str | None
     """
     source = source_of(group.runs[0])
     others = tuple(run for run in history if group_key(run) != group.key)
+    # Runs of one group may differ in their settings, so each has its own.
     if history:
         name = runtime or source.runtime
         # With a history the profile starts before any fit, so that the history is not counted twice.
-        profiles = {name: find_prior(name)}
+        settings = [setting_of(run, {name: find_prior(name)}, name) for run in group.runs]
     else:
-        name, profiles = runtime or stranger_to(source.runtime, group.runs[0].source), {}
-    # Runs of one group may differ in their settings, so each has its own.
-    settings = [setting_of(run, profiles, name) for run in group.runs]
-    if not history:  # the table of sources contains facts that were learned from the source's own runs
-        settings = [
-            replace(measured, setting=replace(measured.setting, runtime=find_runtime(name))) for measured in settings
-        ]
+        name = runtime or stranger_to(source.runtime, group.runs[0].source)
+        settings = [strange_setting(run, find_runtime(name)) for run in group.runs]
     parts = [(measured, np.array(at)) for measured, at in by_setting(settings).items()]
     past = past_of_runs(others)
     if runtime is not None:  # a profile that is forced predicts all runs
@@ -212,6 +208,20 @@ def problem_of(group: Group, history: Sequence[MeasuredRun], runtime: str | None
         num_history=sum(run.runtime == name for run in past.runs),
         num_dropped=len(history) - len(others),
     )
+
+
+def strange_setting(run: MeasuredRun, profile: RuntimeProfile) -> MeasuredSetting:
+    """Return the setting of a run as a newcomer would state it who names this profile.
+
+    Under the source's own runtime, the facts that its publisher documents hold, but none that was concluded from its
+    measurements. Under another, all facts are the profile's.
+    """
+    source = source_of(run)
+    measured = setting_of(run, {profile.name: profile}, profile.name)
+    if profile.name != source.runtime:
+        return replace(measured, setting=replace(measured.setting, runtime=profile))
+    facts = {name: getattr(profile, name) for name in source.inferred}
+    return replace(measured, setting=replace(measured.setting, runtime=replace(measured.setting.runtime, **facts)))
 
 
 def stranger_to(runtime: str, source: str) -> str:

@@ -99,7 +99,7 @@ def profile_text(base: Path, fit: Calibration, peaks: PeakErrors | None, *, is_o
         mapping["errors"]["own_cluster"] = True
         mapping["errors"].pop("peaks_of", None)  # peaks of other clusters do not tell the error on this one
     if peaks is not None:
-        mapping["errors"] |= {"memory": _round(peaks.spread), "peaks_of": list(peaks.sources)}
+        mapping["errors"] |= _peak_entries(peaks)
     # what is written must be readable, so it is validated before
     validate_mapping(ProfileFile, mapping, file=str(base))
     return "".join(
@@ -108,6 +108,17 @@ def profile_text(base: Path, fit: Calibration, peaks: PeakErrors | None, *, is_o
         if key in mapping
         if mapping[key] or key != "priors"
     )
+
+
+def text_with_peaks(base: Path, peaks: PeakErrors) -> str:
+    """Return the text of a profile's file with the errors of predicted peaks, and all else as it is."""
+    errors = read_mapping(base)["errors"] | _peak_entries(peaks)
+    lines = base.read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(_format_entry("errors", errors) if line.startswith("errors:") else line for line in lines)
+
+
+def _peak_entries(peaks: PeakErrors) -> dict[str, Any]:
+    return {"memory": _round(peaks.spread), "peaks_of": list(peaks.sources)}
 
 
 def write_profile(out: Path, text: str) -> RuntimeProfile:

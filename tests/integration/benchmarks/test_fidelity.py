@@ -189,6 +189,26 @@ def test_a_refit_of_the_catalog_keeps_facts_and_guesses(write, tmp_path, monkeyp
     assert "megatron-core: 6 runs of made up" in capsys.readouterr().out
 
 
+def test_shipped_errors_of_memory_are_those_of_todays_model(tmp_path, monkeypatch):
+    """`fit_profiles --peaks` would change no shipped profile: whoever changes the model of memory has run it."""
+    copies = {}
+
+    def copy_of(name):
+        """Return a copy of the profile, made once."""
+        if name not in copies:
+            copies[name] = tmp_path / f"{name}.yaml"
+            copies[name].write_text(catalog_path(name).read_text(encoding="utf-8"), encoding="utf-8")
+        return copies[name]
+
+    monkeypatch.setattr(fit_profiles, "catalog_path", copy_of)
+
+    assert fit_profiles.main(["--peaks"]) == 0
+    assert {"megatron-core", "nanotron", "mindspeed"} <= copies.keys()
+    for name, copy in copies.items():
+        found, shipped = (read_profile(path) for path in (copy, catalog_path(name)))
+        assert found.memory_error == pytest.approx(shipped.memory_error, rel=0.01), name
+
+
 UNLIKE = tuple(
     {
         **run,

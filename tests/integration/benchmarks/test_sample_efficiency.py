@@ -97,6 +97,19 @@ def test_cold_predictions_are_those_of_a_stranger(write):
     assert stranger_to("gpt-neox", "simumax-b200") == "nanotron"
 
 
+def test_the_right_profile_keeps_what_a_run_states(write):
+    """Under the runtime that the runs had, the attention that they state holds; another profile brings its own."""
+    fused, unfused = (
+        grouped(write(f"{number}.csv", *({**run, "notes": notes} for run in RUNS)))
+        for number, notes in enumerate(("", "unfused attention"))
+    )
+
+    right = [problem_of(group, (), "megatron-core").predicted_s for group in (fused, unfused)]
+    other = [problem_of(group, (), "nanotron").predicted_s for group in (fused, unfused)]
+    assert np.all(right[1] > 1.02 * right[0])
+    assert np.array_equal(*other)
+
+
 def test_history_fits_the_sources_own_runtime(write):
     """Runs of another model, half as slow again as believed, make the predictions of this one slower."""
     half = [{**run, "model": "llama-half", "layers": 16} for run in RUNS]

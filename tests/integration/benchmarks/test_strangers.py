@@ -9,14 +9,8 @@ import pytest
 from benchmarks.strangers import errors as strangers_errors
 from benchmarks.strangers.__main__ import main
 from benchmarks.strangers.errors import LeftOutErrors, fit_errors, write_errors
-from benchmarks.strangers.left_out import (
-    GUESSED_MEMORY,
-    GUESSED_STEP,
-    Without,
-    has_seen,
-    profile_without,
-    strange_setting,
-)
+from benchmarks.strangers.left_out import GUESSED_MEMORY, GUESSED_STEP, Without, has_seen, profile_without
+from benchmarks.support.problems import strange_setting
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior, find_runtime
 from costmodels.step.error_models import CATALOG_FILE, ErrorModel, ErrorModels, MemoryErrorModel, error_models

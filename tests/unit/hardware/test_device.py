@@ -177,3 +177,43 @@ def test_missing_units_and_unknown_names_are_told_apart():
         a100.peak_flop_per_s("fp8")
     with pytest.raises(ConfigError, match=", ".join(sorted(PRECISIONS))):
         a100.peak_flop_per_s("fp9")
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("H100-94GB", "H100-NVL-94"),
+        ("H100-94G", "H100-NVL-94"),
+        ("H100-NVL", "H100-NVL-94"),
+        ("NVIDIA H100 80GB SXM5", "H100-SXM-80"),
+        ("H100-96G", "H100-96GB-HBM2e-500W"),
+        ("H20-96GB", "H20"),
+        ("H200-141", "H200-SXM"),
+        ("A100-40GB", "A100-SXM-40"),
+        ("A100-40G", "A100-SXM-40"),
+        ("A100-40GB-PCIe", "A100-PCIe-40"),
+        ("A100-80GB-SXM", "A100-SXM-80"),
+        ("A100 SXM (80 GiB)", "A100-SXM-80"),
+        ("V100-32G", "V100-SXM-32"),
+        ("T4-16GB", "T4-16"),
+        ("RTX-4090-24GB", "RTX4090"),
+        ("MI300X-192", "MI300X"),
+        ("MI250X-64GB", "MI250X-GCD"),
+        ("B200-180", "B200"),
+        ("B200-183GB", "B200"),
+        ("B200-SXM-192GB", "B200"),
+        ("GB200-186", "GB200"),
+        ("Ascend-910B-64GB", "Ascend-910B"),
+        ("HGX-H200", "H200-SXM"),
+    ],
+)
+def test_the_size_of_the_memory_may_stand_anywhere_in_a_name(written, name):
+    """Another place or unit of the memory, or none, is the same device."""
+    assert find_device(written).name == name
+
+
+@pytest.mark.parametrize("written", ["H100-64GB", "H20-141GB", "GH200-144GB", "A800-40GB", "MI250X-128GB", "L4-24GB"])
+def test_another_size_of_memory_is_another_device(written):
+    """A name with a memory that no known device of this kind has is refused, and never taken for a sibling."""
+    with pytest.raises(ConfigError, match="is not a known device"):
+        find_device(written)
