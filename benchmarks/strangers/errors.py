@@ -57,7 +57,9 @@ def fit_errors(errors: Mapping[str, LeftOutErrors]) -> ErrorModels:
     of_memory = [each.log_memory for each in errors.values()]
     timed, peaks = ([int(np.isfinite(each).sum()) for each in some] for some in (of_steps, of_memory))
     return ErrorModels(
-        step=_fit_steps(of_steps, [each.effect for each in errors.values()], [each.is_vendors for each in errors.values()]),
+        step=_fit_steps(
+            of_steps, [each.effect for each in errors.values()], [each.is_vendors for each in errors.values()]
+        ),
         memory=_fit_memory(of_memory, error_models().memory),
         unknown_memory=_fit_memory(
             [each.log_unknown_memory for each in errors.values()], error_models().unknown_memory
@@ -71,7 +73,10 @@ def _fit_steps(
     log_errors: Sequence[FloatArray], effects: Sequence[FloatArray], is_vendors: Sequence[NDArray[np.bool_]]
 ) -> ErrorModel:
     """Fit the model of step times to the errors and effects of each publisher, each [n]."""
-    user, vendor = (_median_of([each[own == who] for each, own in zip(log_errors, is_vendors, strict=True)]) for who in (False, True))
+    user, vendor = (
+        _median_of([each[own == who] for each, own in zip(log_errors, is_vendors, strict=True)])
+        for who in (False, True)
+    )
     log_errors = [each - np.where(own, vendor, user) for each, own in zip(log_errors, is_vendors, strict=True)]
     known = _known(log_errors)
     if known is None:

@@ -5,7 +5,8 @@ Letters: n runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from benchmarks.strangers.errors import LeftOutErrors
 from benchmarks.support.fidelity_figures import LogErrors, judge
 from benchmarks.support.problems import strange_setting
 from benchmarks.support.simulated_runs import taken
-from costmodels.calibration.fidelity import Predictions, by_setting, is_clean, predict, settings_of
+from costmodels.calibration.fidelity import Predictions, by_setting, group_key, is_clean, predict, settings_of
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.sources import MeasuredSetting, source_of
 from costmodels.job.parallel_config import ConfigGrid
@@ -58,8 +59,9 @@ class Predicted:
     log_margin: FloatArray
 
     def stated(self, models: ErrorModels) -> tuple[Predictions, LogErrors]:
-        """Return the predictions as error models judge their fit, and the uncertainty that these state."""
+        """Return the predictions as error models judge their fit and who tuned the runs, and their uncertainty."""
         scale, memory = models.step.scale(self.errors.effect), models.memory
+        median = np.where(self.errors.is_vendors, models.step.median("vendor"), models.step.median("user"))
         intervals = {"covered_68": SIGMA, "covered_95": WIDE}
         widths = LogErrors(
             step={name: scale * half_width(models.step.freedom, share) for name, share in intervals.items()},
@@ -69,7 +71,7 @@ class Predicted:
             },
         )
         fits = memory.probability_below(self.log_margin) >= LEAST_CHANCE
-        return replace(self.predictions, fits=fits), widths
+        return replace(self.predictions, step_time_s=self.predictions.step_time_s * np.exp(median), fits=fits), widths
 
     def figures_of(self, source: str, models: ErrorModels) -> dict[str, Any] | None:
         """Return the figures of one source under error models; None if none of its runs can be predicted."""
@@ -77,7 +79,26 @@ class Predicted:
         if not len(at):
             return None
         predictions, widths = self.stated(models)
-        return judge([self.runs[place] for place in at], taken(predictions, at), widths.take(at))[1]
+        runs = [self.runs[place] for place in at]
+        after_one = _after_one(runs, self.errors.log_error[at])
+        return judge(runs, taken(predictions, at), widths.take(at))[1] | {"after_one": after_one}
+
+
+def _after_one(runs: Sequence[MeasuredRun], log_error: FloatArray) -> float | None:
+    """Return the median error of a run where one other run of its group was measured and scales the prediction.
+
+    Args:
+        runs: Runs [n].
+        log_error: Log of measured over predicted step time; nan without a measurement [n].
+    """
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for place in np.flatnonzero(np.isfinite(log_error)):
+        groups[group_key(runs[place])].append(int(place))
+    differences = [
+        np.abs(log_error[at][:, None] - log_error[at])[~np.eye(len(at), dtype=bool)] for at in groups.values()
+    ]
+    found = np.concatenate([*differences, np.zeros(0)])
+    return float(np.expm1(np.median(found))) if len(found) else None
 
 
 def predict_stranger(stranger: Stranger) -> Predicted:

@@ -13,6 +13,7 @@ PREDICTED = (
     ("median_ape", "median error", "{:.1%}"),
     ("mean_ape", "mean error", "{:.1%}"),
     ("bias", "bias", "{:+.1%}"),
+    ("after_one", "after one run", "{:.1%}"),
     ("covered_68", "in 68%", "{:.0%}"),
     ("covered_95", "in 95%", "{:.0%}"),
     ("median_tau", "tau", "{:.2f}"),
