@@ -65,8 +65,8 @@ class StepUncertainty:
         log_error_95: Half-width of its 95% interval [n].
         from_constants: Contribution of each constant of the profile to `log_error`, by its name, each [n].
         from_cluster: Contribution of a cluster that no fit has seen; 0 if the profile was fitted to the user's own.
-        log_median: Median of the logarithm of true over predicted step time, about which the intervals lie: that of runs
-            tuned by a user or by a vendor; 0 if the profile was fitted to the user's own.
+        log_median: Median of the logarithm of true over predicted step time, about which the intervals lie, by who
+            tuned the run; 0 if the profile was fitted to the user's own.
     """
 
     log_error: FloatArray
