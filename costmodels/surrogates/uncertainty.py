@@ -103,8 +103,13 @@ def step_uncertainty(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstima
         log_error_95=half_width(model.freedom, WIDE) * scale,
         from_constants={name: sigma * model.constants * each for name, each in effects.items()},
         from_cluster=sigma * model.unseen,
-        log_median=model.median(setting.runtime.tuned_by),
+        log_median=log_median(setting.runtime),
     )
+
+
+def log_median(runtime: RuntimeProfile) -> float:
+    """Return the median of the log of true over predicted step time under a profile, by who tuned the run."""
+    return 0.0 if runtime.knows_cluster else error_models().step.median(runtime.tuned_by)
 
 
 def constant_effects(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstimate) -> dict[str, FloatArray]:
