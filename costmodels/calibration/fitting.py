@@ -59,6 +59,9 @@ QUICK_STEPS = 10
 DIFFERENCE = 1e-3
 """Step of finite differences in the logarithm of a constant."""
 
+UNTOUCHED = 1e-6
+"""Largest slope of a log step time over a constant's logarithm that counts as none throughout a fit."""
+
 RENEWED = 2
 """Derivatives are computed anew after so many steps, and updated by Broyden's rule between. With 4, a fit of 123 runs
 ended short of its minimum, in a flat valley."""
@@ -158,6 +161,7 @@ class _Problem:
         prior_error: Prior standard deviations of the log constants and speeds [c].
         lower: Logarithms of the lower bounds [c].
         upper: Logarithms of the upper bounds [c].
+        touched: Batches whose predictions depend on each entry of theta [c]; all of them where nothing was found yet.
     """
 
     batches: tuple[_Batch, ...]
@@ -168,6 +172,7 @@ class _Problem:
     prior_error: FloatArray
     lower: FloatArray
     upper: FloatArray
+    touched: tuple[tuple[_Batch, ...], ...]
 
     def log_predicted(self, theta: FloatArray) -> FloatArray:
         """Return the log predicted step times [n] at the log constants and speeds [c]."""
@@ -205,16 +210,14 @@ class _Problem:
             step = DIFFERENCE if theta[column] + DIFFERENCE <= self.upper[column] else -DIFFERENCE
             moved = theta.copy()
             moved[column] += step
-            slopes[:, position] = (self._predict(moved, self._depending_on(column), base.copy()) - base) / step
+            slopes[:, position] = (self._predict(moved, self.touched[column], base.copy()) - base) / step
         return slopes
 
-    def _depending_on(self, column: int) -> Sequence[_Batch]:
-        """Return the batches whose predictions may depend on an entry of theta: a device's speed concerns its own."""
-        if column < len(CONSTANTS):
-            return self.batches
-        name = self.devices[column - len(CONSTANTS)]
-        devices = [(batch, batch.measured.setting.cluster.devices) for batch in self.batches]
-        return [batch for batch, own in devices if any(device.name == name for device in own)]
+    def touching(self, theta: FloatArray) -> _Problem:
+        """Return the problem with, for each entry of theta, only the batches that depend on it near `theta` [c]."""
+        slopes = np.abs(self.slopes(theta, np.arange(len(theta)))) > UNTOUCHED
+        touched = (tuple(batch for batch in self.batches if column[batch.at].any()) for column in slopes.T)
+        return replace(self, touched=tuple(touched))
 
     def jacobian(self, theta: FloatArray, columns: np.ndarray) -> FloatArray:
         """Compute derivatives of `residuals` by the chosen entries of theta [n + c, len(columns)]."""
@@ -277,7 +280,8 @@ def calibrate_timed(
     on_progress(f"fitting {profile.name} to {len(runs)} runs")
     theta, errors = _solve(problem)
     fitted = _name_constants(problem, theta, errors)
-    step_error, residuals_help = _check_held_out(runs, profile, on_progress)
+    near = dict(zip((*CONSTANTS, *problem.devices), theta.tolist(), strict=True))
+    step_error, residuals_help = _check_held_out(runs, profile, near, on_progress)
     result = _update_profile(profile, fitted, problem.devices, step_error)
     # residuals of layers come on top of the constants, if the held-out check has shown their use
     error = problem.log_predicted(theta) - problem.log_measured
@@ -352,20 +356,29 @@ def _prepare_problem(runs: Sequence[TimedRun], profile: RuntimeProfile) -> _Prob
         prior_error=np.array([errors[name] for name in CONSTANTS] + [SPEED_ERROR] * len(devices)),
         lower=np.log([low for low, _ in bounds]),
         upper=np.log([high for _, high in bounds]),
+        touched=(tuple(batches),) * len(bounds),
     )
 
 
-def _solve(problem: _Problem, max_steps: int = 30) -> tuple[FloatArray, FloatArray]:
+def _solve(
+    problem: _Problem, max_steps: int = 30, near: Mapping[str, float] | None = None
+) -> tuple[FloatArray, FloatArray]:
     """Return the most probable theta [c] and its standard deviations [c].
 
     A loss that ignores outliers has many minima, so soft L1, which has only one for a linear model, finds the start for
     it. The model is not linear and all runs may be outliers at first, so a soft L1 that is WIDE times as wide comes
     before. Each of the three losses gets at most `max_steps` evaluations. Constants that no run depends on keep their
-    values.
+    values. The logarithms `near`, by the names of constants and devices, are those of a fit to more of such runs: the
+    search starts there, with the last loss.
     """
     inside = 1e-6
-    theta = np.clip(problem.prior, problem.lower + inside, problem.upper - inside)
-    free = np.flatnonzero(np.any(problem.slopes(theta, np.arange(len(theta))) != 0, axis=0))
+    names = (*CONSTANTS, *problem.devices)
+    start = problem.prior if near is None else np.array([near[name] for name in names])
+    theta = np.clip(start, problem.lower + inside, problem.upper - inside)
+    problem = problem.touching(theta)
+    is_free = np.array([len(batches) > 0 for batches in problem.touched])
+    theta = np.where(is_free, theta, np.clip(problem.prior, problem.lower + inside, problem.upper - inside))
+    free = np.flatnonzero(is_free)
 
     def whole(part: FloatArray) -> FloatArray:
         values = theta.copy()
@@ -374,7 +387,7 @@ def _solve(problem: _Problem, max_steps: int = 30) -> tuple[FloatArray, FloatArr
 
     part = theta[free]
     # each loss starts where the wider one before has ended, so that the last begins near the best minimum
-    for loss in (_wide_soft_l1, _soft_l1, _cauchy):
+    for loss in (_wide_soft_l1, _soft_l1, _cauchy) if near is None else (_cauchy,):
         found = least_squares(
             lambda values: problem.residuals(whole(values)),
             part,
@@ -480,9 +493,9 @@ def _update_profile(
 
 
 def _check_held_out(
-    runs: Sequence[TimedRun], profile: RuntimeProfile, on_progress: Callable[[str], None]
+    runs: Sequence[TimedRun], profile: RuntimeProfile, near: Mapping[str, float], on_progress: Callable[[str], None]
 ) -> tuple[float, bool]:
-    """Fit to one half of the models and predict the other half, both ways.
+    """Fit to one half of the models and predict the other half, both ways. Each fit starts at that to all runs.
 
     Return the spread of the log error, and whether layer residuals reduce it. The model of a run determines its half.
     If all runs have one model, devices and sequence length do.
@@ -501,7 +514,7 @@ def _check_held_out(
         on_progress(f"checking {profile.name} on the {np.sum(side == part)} held-out runs")
         seen = [run for run, own in zip(runs, side, strict=True) if own != part]
         problem = _prepare_problem(seen, profile)
-        theta, _ = _solve(problem)
+        theta, _ = _solve(problem, near=near)
         # layer residuals learn from the fit's errors, and count only if they help on the other half
         residuals = fit_residuals(_cells_of_runs(seen), problem.log_measured - problem.log_predicted(theta))
         fitted = _update_profile(
