@@ -55,6 +55,7 @@ SMALL = {
     "search.knob_search": (("--knobs", 2, "--seeds", 1, "--trials", 2, "--peers", "random"), {}),
     "endurance.load": (("--trials", 10, "--parallel", 4, "--storages", "sqlite", "--unopened"), {"STUDY": on_one_host}),
     "endurance.long_study": (("--trials", 2), {"STUDY": on_one_host}),
+    "calibration.host_time": ((), {"TESTS": lambda tests: tests[1:]}),
     "judges.micro_batches": (
         ("--rounds", 1),
         {"PRECISIONS": lambda _: ("bf16",), "CONFIGS": lambda configs: configs[2:3], "HIDDEN": lambda _: 128},
