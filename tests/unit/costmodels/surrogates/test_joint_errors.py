@@ -14,8 +14,8 @@ from tests.support.settings.random_settings import grid_of, job_of, setting_for
 JOB = job_of()
 CONFIGS = {
     ("dgx-h100", 2): ParallelConfig(tp=2, dp=8, mbs=2),
-    ("dgx-h100", 4): ParallelConfig(tp=8, pp=2, dp=2),
-    ("dgx-a100", 2): ParallelConfig(tp=8, pp=2, dp=1),
+    ("dgx-h100", 4): ParallelConfig(tp=2, pp=2, dp=8, mbs=2),
+    ("dgx-a100", 2): ParallelConfig(tp=4, pp=2, dp=2, mbs=2),
 }
 DRAWS = 40_000
 
