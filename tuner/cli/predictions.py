@@ -196,6 +196,7 @@ def _print_step_range(payload: dict[str, Any]) -> None:
             "the predicted step in the median"
         )
     typer.echo(f"  {low_s:.3g} to {high_s:.3g} s with probability 95%{reasons}")
+    typer.echo(f"  {payload['unnamed_step_time_s']:.4g} s under `runtime: unknown`, of which nothing is fitted")
 
 
 def _print_peak(problem: Problem, payload: dict[str, Any]) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from costmodels.job.parallel_config import HAND, ConfigGrid, ParallelConfig
+from costmodels.job.runtime import UNKNOWN, find_runtime
 from costmodels.step.error_models import memory_error_of
 from costmodels.step.memory.peak import MemoryEstimate
-from costmodels.step.step_time import StepEstimate
+from costmodels.step.step_time import StepEstimate, estimate_step
 from costmodels.surrogates.uncertainty import SIGMA, WIDE, likely_range, memory_half_width
 from hardware.arrays import FloatArray, IntArray
 from tuner.plans.layer_planning import shape_text
@@ -110,6 +111,12 @@ def predict_candidate(problem: Problem, chosen: ParallelConfig) -> dict[str, Any
     return prediction_json(problem, forecast.estimate, forecast.memory, 0) | plan_of(problem, chosen)
 
 
+def _unnamed_s(problem: Problem, grid: ConfigGrid) -> float:
+    """Return the step time that the first of some configurations has under the profile of a framework without one."""
+    unnamed = replace(problem.setting, runtime=find_runtime(UNKNOWN))
+    return float(estimate_step(unnamed, grid).step_time_s[0])
+
+
 def predict_with_errors(problem: Problem, chosen: ParallelConfig) -> dict[str, Any]:
     """Return a prediction with its error, and with the constants of the profile that weigh most in the error."""
     grid = ConfigGrid.from_configs([chosen], problem.options.opened)
@@ -125,6 +132,7 @@ def predict_with_errors(problem: Problem, chosen: ParallelConfig) -> dict[str, A
     return predicted | {
         "likely_step_time_s": likely_s,
         "tuned_by": runtime.tuned_by,
+        "unnamed_step_time_s": _unnamed_s(problem, grid),
         "step_time_log_error": float(uncertainty.log_error[0]),
         "step_time_range_s": list(likely_range(likely_s, step_error)),
         "step_time_from_constants": dict(uncertainty.dominant(0)),
