@@ -190,10 +190,9 @@ def _print_step_range(payload: dict[str, Any]) -> None:
     leading = " and ".join(f"{name} ({effect:.1%})" for name, effect in most)
     reasons = f", mostly for {leading}" if leading else ""
     if payload["likely_step_time_s"] != payload["step_time_s"]:
-        factor = payload["likely_step_time_s"] / payload["step_time_s"]
         typer.echo(
-            f"  likely {payload['likely_step_time_s']:.4g} s: runs tuned by a {payload['tuned_by']} take {factor:.3g} times "
-            "the predicted step in the median"
+            f"  likely {payload['likely_step_time_s']:.4g} s: runs tuned by a {payload['tuned_by']} take "
+            f"{payload['likely_step_time_s'] / payload['step_time_s']:.3g} times the predicted step in the median"
         )
     typer.echo(f"  {low_s:.3g} to {high_s:.3g} s with probability 95%{reasons}")
     typer.echo(f"  {payload['unnamed_step_time_s']:.4g} s under `runtime: unknown`, of which nothing is fitted")
