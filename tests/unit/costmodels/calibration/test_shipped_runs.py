@@ -1,4 +1,4 @@
-"""The measured runs in configs/measured/runs, and the table of them in its README."""
+"""The measured runs in configs/measured/runs and judged, and the tables of them in its README."""
 
 import csv
 import re
@@ -10,9 +10,10 @@ from benchmarks.support.problems import read_runs
 from benchmarks.support.shipped_runs import FOLDER, shipped_runs
 from costmodels.calibration.fidelity import settings_of
 from costmodels.calibration.measured_runs import read_measured_and_unstated
-from costmodels.calibration.sources import is_known_source
+from costmodels.calibration.sources import is_known_source, publisher_of
 
-FILES = shipped_runs()
+JUDGED = sorted((FOLDER.parent / "judged").glob("*.csv"))
+FILES = sorted([*shipped_runs(), *JUDGED], key=lambda path: path.name)
 NOT_STATED = {"incomplete configuration", "incomplete architecture", "no sequence length or batch"}
 NOT_MODELLED = {
     "recomputation of a kind that the cost model does not know",
@@ -53,6 +54,16 @@ def test_a_shipped_row_is_a_run_or_its_publisher_left_something_out(path):
 def test_the_table_of_the_readme_names_every_file():
     """It names all of them and no others."""
     assert sorted(table()) == [path.name for path in FILES]
+
+
+def test_what_is_kept_for_judging_is_read_by_no_fit_and_shares_no_publisher():
+    """A publisher's rows stand in one of the two folders alone, and programs that fit find none of those kept."""
+    fitted = {publisher_of(row["source"]) for path in shipped_runs() for row in rows_of(path)}
+    kept = {publisher_of(row["source"]) for path in JUDGED for row in rows_of(path)}
+
+    assert kept
+    assert not set(JUDGED) & set(shipped_runs())
+    assert not fitted & kept
 
 
 def test_every_shipped_source_is_in_the_table_of_sources():
