@@ -35,6 +35,10 @@ from hardware.arrays import FloatArray
 SIGMA, WIDE = 0.6827, 0.95
 """Probabilities of the two central intervals that are stated."""
 
+HOST_SPREAD = 0.34
+"""Deviation of the log of `launch_s` over kinds of hosts (`python -m benchmarks.calibration.host_time`). A fit to others'
+clusters tells their mean, and a cluster that no fit has seen has hosts of its own."""
+
 IMPOSSIBLE = 1e-12
 """Chance of stalls below which they cannot be told from the predicted step time."""
 
@@ -129,8 +133,10 @@ def constant_effects(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstima
     # finite differences over a whole standard deviation see the kinks that overlap makes
     base = log_step(runtime)
     effects = {}
-    for name, log_error in runtime.log_errors:
+    for name, fitted in runtime.log_errors:
         value = float(getattr(runtime, name))
+        is_others = name == "launch_s" and fitted > 0 and not runtime.knows_cluster
+        log_error = max(fitted, HOST_SPREAD) if is_others else fitted
         # a fact of the run may fix a constant at zero, and then it has no error
         moved = _move(name, value, log_error) if value > 0 and log_error > 0 else value
         if moved == value:
