@@ -195,6 +195,8 @@ class RuntimeProfile:
         attention_dropout: Whether unfused attention drops some of its probabilities.
         fused_elementwise: Whether norms, activations and residuals are fused kernels (a compiler's or hand-written)
             that touch memory once.
+        fused_activation: Whether a gated activation is one kernel; of a framework whose other elementwise operators are
+            fused, it may be off by itself.
         fused_accumulation: Whether weight gradients are added to their fp32 sum inside the matrix product.
         fused_cross_entropy: Whether the loss is one kernel that keeps no fp32 logits.
         logit_bytes: Bytes per logit at a loss that is not fused: the logits and their fp32 copies together.
@@ -344,6 +346,7 @@ class RuntimeProfile:
     loss_chunks: int = 1
     copies_softmax: bool = False
     keeps_empty_gradients: bool = False
+    fused_activation: bool = True
     main_weight_bytes: int = 4
     first_moment_bytes: int = 4
     second_moment_bytes: int = 4
@@ -430,6 +433,7 @@ class _Gradients(StrictModel):
 class _Fused(StrictModel):
     attention: bool
     elementwise: bool
+    activation: bool = True
     accumulation: bool
     cross_entropy: bool
 
