@@ -165,6 +165,8 @@ class Attention(AbstractBlock):
             kept = kept + width * tokens * (self.gate_size / context.degrees.tp) + output
         if tally.input_share < 1:
             kept = kept + tally.input_share * output  # the projection's narrow input, beside attention's 16-bit output
+        if self.qk_norm_size:
+            kept = kept + queries + key_values / 2  # queries and keys before their norms
         if not facts.fused_elementwise and self.rotary:
             kept = kept + key_values  # rotary embeddings write the keys anew beside the product's output
         kept = kept + np.where(context.degrees.up > 1, output, 0.0)  # the output before and after the exchange of heads

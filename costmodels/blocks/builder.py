@@ -143,7 +143,10 @@ class OperatorBuilder:
     def activation(self, role: str, elements: FloatArray, *, gated: bool) -> list[Operator]:
         """Return an activation of so many inner values, or of twice as many inputs if it is gated."""
         # one or two inputs and an output; backwards the output's gradient, the inputs, and a gradient of each
-        return self.elementwise(role, elements, 2 + gated, 3 + 2 * gated)
+        facts = self.context.facts
+        # kernels of their own, where other operators are fused
+        apart = UNFUSED_PASSES if gated and facts.fused_elementwise and not facts.fused_activation else 1.0
+        return self.elementwise(role, elements, apart * (2 + gated), apart * (3 + 2 * gated))
 
     def elementwise(
         self,

@@ -48,6 +48,7 @@ class RuntimeFacts:
     fused_attention: bool
     attention_dropout: bool
     fused_elementwise: bool
+    fused_activation: bool
     fused_cross_entropy: bool
 
 

@@ -62,9 +62,13 @@ class Tally:
         return module in self.context.dropped_modules
 
     def mlp(self, rows: FloatArray, inner: FloatArray | float, *, gated: bool) -> tuple[FloatArray, FloatArray]:
-        """Return the output of the first product(s), and the last one's input with the activation's tensors."""
-        elements = self.width * rows * inner
-        copies = 2 if gated and not self.context.facts.fused_elementwise else 1
+        """Return the output of the first product(s), and the last one's input with the activation's tensors.
+
+        A gated activation of several kernels keeps the activated half too. Megatron-LM's adds an offset to the other
+        half, which makes that anew (megatron-core transformer/mlp.py, glu_linear_offset, since 0.15).
+        """
+        elements, facts = self.width * rows * inner, self.context.facts
+        copies = 1 if not gated else 2 if not facts.fused_elementwise else 1 if facts.fused_activation else 3
         return (1 + gated) * elements, (copies - 1 + self.input_share) * elements
 
     def second_products(self, first: FloatArray, *, gated: bool) -> FloatArray:

@@ -199,6 +199,8 @@ class RuntimeProfile:
         attention_dropout: Whether unfused attention drops some of its probabilities.
         fused_elementwise: Whether norms, activations and residuals are fused kernels (a compiler's or hand-written)
             that touch memory once.
+        fused_activation: Whether a gated activation is one kernel; of a framework whose other elementwise operators are
+            fused, it may be off by itself.
         fused_accumulation: Whether weight gradients are added to their fp32 sum inside the matrix product.
         fused_cross_entropy: Whether the loss is one kernel that keeps no fp32 logits.
         logit_bytes: Bytes per logit at a loss that is not fused: the logits and their fp32 copies together.
@@ -217,6 +219,8 @@ class RuntimeProfile:
         newton_schulz: How Muon's iterations are computed (optimizers/muon.py).
         newton_schulz_steps: Number of its iterations.
         fp32_weights: Whether the stored (sharded) weights are fp32 and serve as the optimizer's own copy too.
+        keeps_empty_gradients: Whether an empty gradient of each shape of weight is kept where fused accumulation has
+            added the true one up.
         fsdp2_mixed: Whether PyTorch's FSDP2 gathers fp32 weights in the width of the products, and reduces gradients in
             fp32, layer by layer.
         gathered_share: Share of the inputs gathered for sequence-parallel products that the allocator cannot reuse yet
@@ -347,6 +351,8 @@ class RuntimeProfile:
     captured_blocks: CapturedBlocks = "none"
     loss_chunks: int = 1
     copies_softmax: bool = False
+    keeps_empty_gradients: bool = False
+    fused_activation: bool = True
     main_weight_bytes: int = 4
     first_moment_bytes: int = 4
     second_moment_bytes: int = 4
@@ -434,6 +440,7 @@ class _Gradients(StrictModel):
 class _Fused(StrictModel):
     attention: bool
     elementwise: bool
+    activation: bool = True
     accumulation: bool
     cross_entropy: bool
 
@@ -463,6 +470,7 @@ class _Memory(StrictModel):
     workspace_mib: Annotated[float, Field(ge=0, le=1e9)] = 80
     fp32_weights: bool = False
     fsdp2_mixed: bool = False
+    keeps_empty_gradients: bool = False
     gathered_share: Annotated[float, Field(ge=0, le=1)] = 0
 
 

@@ -338,7 +338,7 @@ class HeldWeights:
         embedding: Parameters of the embedding.
         head: Parameters of the output head, which may be the embedding.
         is_piped: Whether there are several stages.
-        shapes: Parameters of one weight of each shape.
+        shapes: Parameters of one weight of each shape in the layers.
         frozen: Further parameters that no step changes, as the rank keeps them.
         kept: Parameters whose states the rank keeps, by parts; None if the optimizer treats all parts alike.
     """
@@ -436,8 +436,9 @@ class UnitBuffers:
 def training_states(job: TrainingJob, runtime: RuntimeProfile, held: HeldWeights) -> dict[str, FloatArray]:
     """Compute weights, gradients, optimizer states and the buffers of single layers, each [c, w].
 
-    ZeRO shards the states one after the other (ZeRO, section 5). Fused accumulation: Transformer Engine hands autograd
-    an empty gradient of each shape of weight, and keeps it (transformer_engine module/base.py, get_dummy_wgrad).
+    ZeRO shards the states one after the other (ZeRO, section 5). Where weight gradients are added up inside the matrix
+    product, Transformer Engine hands autograd an empty gradient of each shape of weight, that of the head too, and
+    keeps it (transformer_engine module/base.py, get_dummy_wgrad; megatron-core tensor_parallel/layers.py since 0.14).
     """
     # ZeRO stages from which weights, gradients and optimizer states are sharded.
     sharded_from = (3, 1 if runtime.shards_gradients else 2, 1)
@@ -446,7 +447,8 @@ def training_states(job: TrainingJob, runtime: RuntimeProfile, held: HeldWeights
     # The bf16 weights may be halves of the fp32 copies of the states that a rank keeps (MindSpeed
     # docs/features/reuse-fp32-param.md: saves 2 bytes per parameter, over dp with the distributed optimizer).
     shared = job.element_bytes if job.shared_master_weights and not runtime.fp32_weights else 0
-    single_layers = np.where(held.zero_stage == 3, held.gathered, held.shapes * runtime.fused_accumulation)
+    empty = (held.shapes + held.head) * (runtime.fused_accumulation and runtime.keeps_empty_gradients)
+    single_layers = np.where(held.zero_stage == 3, held.gathered, empty)
     if runtime.fsdp2_mixed:
         # fp32 shards, and beside them the gathered weights that stay until the backward pass; without a pipeline the
         # gradients of each micro-batch are reduced, in a pipeline they add up in fp32 (torch/distributed/pipelining

@@ -139,6 +139,9 @@ def _fact_flags(loaded: Mapping[str, Any], given: Collection[str]) -> list[list[
         fields |= {key: value for key, value in known if value is not None}
     fields["grad_reduce_in_bf16"] = fields.get("grad_reduce_in_fp32") is False
     fields["no_gradient_accumulation_fusion"] = fields.get("gradient_accumulation_fusion") is False
+    fields["no_bias_swiglu_fusion"] = bool(fields.get("gated_linear_unit")) and (
+        fields.get("bias_activation_fusion") is False
+    )
     found = {}
     for flag, declared in fact_flags("megatron").items():
         value = fields.get(flag.removeprefix("--").replace("-", "_"))

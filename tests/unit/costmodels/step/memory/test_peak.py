@@ -227,6 +227,45 @@ def test_shared_weights_save_the_bf16_ones_whose_states_a_rank_keeps(config, sav
     assert apart - shared == pytest.approx(saved * LLAMA.model.num_parameters)
 
 
+def part_of(name, model, runtime=MEGATRON, **degrees):
+    """One part of the memory of a small model on one host, without recomputation [bytes]."""
+    found = estimate(replace(LLAMA, model=model), HOST, ParallelConfig(**degrees), runtime=runtime)
+    return float(found.parts_bytes[name][0])
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_norms_of_queries_and_keys_keep_their_inputs(tp):
+    """A layer keeps 32 queries and 8 keys of 128 values once more, as Megatron-LM does (rehearsed with
+    `--qk-layernorm`: 10,240 bytes per token and layer).
+    """
+    plain, normed = (LLAMA.model.changed(num_layers=4, qk_norm=qk_norm) for qk_norm in (False, True))
+    more = part_of("activations", normed, tp=tp, dp=8 // tp) - part_of("activations", plain, tp=tp, dp=8 // tp)
+
+    assert more == pytest.approx(4 * LLAMA.sequence_length * 10_240 / tp)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_an_activation_of_several_kernels_keeps_both_halves(tp):
+    """Megatron-LM without its fused SwiGLU keeps two tensors of the inner width more per layer (rehearsed with
+    `--no-bias-swiglu-fusion`).
+    """
+    model, apart = LLAMA.model.changed(num_layers=4), replace(MEGATRON, fused_activation=False)
+    fused, unfused = (part_of("activations", model, runtime, tp=tp, dp=8 // tp) for runtime in (MEGATRON, apart))
+
+    assert unfused - fused == pytest.approx(4 * LLAMA.sequence_length * 2 * 14_336 * 2 / tp)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_head_has_an_empty_gradient_too(tp):
+    """Where the product adds up the weight's gradient, Transformer Engine keeps an empty one, of 2 bytes per value."""
+    small, large = (LLAMA.model.changed(num_layers=4, vocab_size=size) for size in (32_000, 64_000))
+    more = part_of("buffers", large, tp=tp, dp=8 // tp) - part_of("buffers", small, tp=tp, dp=8 // tp)
+    without = replace(MEGATRON, keeps_empty_gradients=False)
+
+    assert more == pytest.approx(2 * 32_000 * 4096 / tp)
+    assert len({part_of("buffers", model, without, tp=tp, dp=8 // tp) for model in (small, large)}) == 1
+
+
 @pytest.mark.parametrize(("pp", "tp"), [(1, 2), (4, 8), (16, 1)])
 @pytest.mark.parametrize("name", ["llama-7b", "llama2-34b", "qwen2.5-7b", "mixtral-8x7b", "llama3-8b"])
 def test_ranks_together_hold_the_model(name, pp, tp):
