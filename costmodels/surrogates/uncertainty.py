@@ -36,8 +36,8 @@ SIGMA, WIDE = 0.6827, 0.95
 """Probabilities of the two central intervals that are stated."""
 
 HOST_SPREAD = 0.34
-"""Deviation of the log of `launch_s` over kinds of hosts (`python -m benchmarks.calibration.host_time`). A fit to others'
-clusters tells their mean, and a cluster that no fit has seen has hosts of its own."""
+"""Deviation of the log of `launch_s` over kinds of hosts (`python -m benchmarks.calibration.host_time`). A fit to the
+clusters of others tells their mean, and a cluster that no fit has seen has hosts of its own."""
 
 IMPOSSIBLE = 1e-12
 """Chance of stalls below which they cannot be told from the predicted step time."""
