@@ -30,7 +30,8 @@ _KEYWORDS = (
     "train_step_timing in s",
 )
 """Texts of which every line with a step time or with memory has one."""
-_BATCH = re.compile(r"global[ _]batch[ _]size:\s*([0-9]+)\s*(?:\||$)")
+BATCH = re.compile(r"global[ _]batch[ _]size:\s*([0-9]+)\s*(?:\||$)")
+"""Global batch of a line's step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +164,7 @@ class LogSteps:
                 continue
             if reading.memory_bytes is not None:
                 peaks.append(reading.memory_bytes)
-            batch = _BATCH.search(line.text)
+            batch = BATCH.search(line.text)
             if reading.step_time_s is None:
                 became["memory"] += 1
                 continue

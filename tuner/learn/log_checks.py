@@ -1,0 +1,138 @@
+"""Check the steps of a log against themselves: a batch or a rate that another line contradicts is no measurement.
+
+Lines that state a rate beside a step's time must agree with it, and the samples that a log counts must grow by the
+global batch of its arguments.
+
+Sources: Megatron-LM megatron/training/training.py, `training_log` (consumed samples); Megatron-DeepSpeed
+megatron/training.py (samples per second, tokens per gpu per second); nanotron trainer.py, `train_step_logs` (tokens per
+second); torchtitan components/metrics.py (capacity of the device).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from hardware.io.input_file import open_input, reading_errors
+from trials.command.log_pattern import LOG_PATTERNS, StepSize, number_of
+from trials.command.memory_messages import says_memory_is_used_up
+from tuner.imports.log import LogSteps
+from tuner.imports.log.lines import Line, lines_of
+from tuner.imports.log.log_import import MOST_CHARACTERS
+from tuner.imports.log.steps import BATCH, WARM_UP
+
+AGREES = 0.05
+"""Largest difference between a printed rate and the rate of the printed time: rates are rounded, and means of other
+intervals (assumed)."""
+FIRST_STEPS = 3
+"""Number of steps after the warm-up that identify a run."""
+
+_NUMBER = r"([\d.,]+(?:[eE][+-]?\d+)?[KMGT]?)"
+_RATES = (
+    (re.compile(rf"\btokens_per_sec: {_NUMBER}"), "tokens/s", lambda step: step.tokens),
+    (re.compile(rf"\bsamples per second: {_NUMBER}"), "samples/s", lambda step: step.samples),
+    (
+        re.compile(rf"tokens per gpu per second \(tgs\): {_NUMBER}"),
+        "tokens/s per device",
+        lambda step: step.tokens / step.devices,
+    ),
+)
+_CONSUMED = re.compile(r"iteration\s+(\d+)\s*/.*?consumed samples:\s*(\d+)")
+_CAPACITY = re.compile(r"\b\w+ capacity: (.+?) with [\d.]+ ?GiB memory")
+_SMI = re.compile(r"^\|\s+\d+\s+((?:NVIDIA|Tesla|GeForce) [\w .-]+?)\s+(?:On|Off|N/A)\s+\|")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surroundings:
+    """What a log says beside its configuration and steps.
+
+    Attributes:
+        device: Device as the log spells it, such as `NVIDIA H200`; empty if it names none.
+        lack_of_memory: Line that says that memory was used up; empty without one.
+    """
+
+    device: str = ""
+    lack_of_memory: str = ""
+
+
+def surroundings_of(file: Path) -> Surroundings:
+    """Return what a log says of its device and of lacking memory."""
+    device = lacks = ""
+    with reading_errors(file), io.TextIOWrapper(open_input(file), encoding="utf-8", errors="replace") as stream:
+        for line in lines_of(stream, most_characters=MOST_CHARACTERS):
+            if not device and (found := _CAPACITY.search(line.text) or _SMI.search(line.text)) is not None:
+                device = found[1].strip()
+            if not lacks and "emory" in line.text and says_memory_is_used_up(line.text):
+                lacks = line.text.strip()
+    return Surroundings(device=device, lack_of_memory=lacks)
+
+
+def contradiction(steps: LogSteps, step: StepSize) -> str:
+    """Return in words what of a log's steps contradicts itself or the job; empty if all agrees."""
+    pattern = LOG_PATTERNS[steps.framework]
+    ratios: dict[str, list[float]] = {}
+    for line in _of_batch(steps.lines, step):
+        reading = pattern.reading(line.text, step)
+        if reading is None or reading.step_time_s is None:
+            continue
+        for expression, unit, amount in _RATES:
+            if (found := expression.search(line.text)) is not None and (rate := number_of(found[1])):
+                ratios.setdefault(unit, []).append(rate * reading.step_time_s / amount(step))
+    for unit, found_ratios in ratios.items():
+        ratio = statistics.median(found_ratios)
+        if abs(ratio - 1) > AGREES:
+            return f"its {unit} are {ratio:.3g} times those of its step times with {step.samples} sequences a step"
+    return _counted_otherwise(steps.lines, step)
+
+
+def _counted_otherwise(lines: Sequence[Line], step: StepSize) -> str:
+    """Return in words that the counted samples grow by another batch than the job's; empty if they do not."""
+    counted = [
+        (int(found[1]), int(found[2]))
+        for line in _of_batch(lines, step)
+        if (found := _CONSUMED.search(line.text)) is not None
+    ]
+    grown = [
+        (samples - before) / (iteration - last)
+        for (last, before), (iteration, samples) in pairwise(counted)
+        if iteration > last
+    ]
+    if grown and (batch := statistics.median(grown)) != step.samples:
+        return f"its consumed samples grow by {batch:g} a step, and its arguments say a batch of {step.samples}"
+    return ""
+
+
+def identity_of(steps: LogSteps, step: StepSize) -> str:
+    """Return a text that is equal for two logs of one run: the losses, or else the times, of its first steps.
+
+    Several ranks of one run print the same losses and times of their own.
+    """
+    pattern = LOG_PATTERNS[steps.framework]
+    readings: dict[int | None, str] = {}
+    for line in _of_batch(steps.lines, step):
+        reading = pattern.reading(line.text, step)
+        if reading is not None and reading.step_time_s is not None and reading.iteration not in readings:
+            told = reading.step_time_s if reading.loss is None else reading.loss
+            readings[reading.iteration] = f"{reading.iteration} {told:.6g}"
+    first = [*readings.values()][WARM_UP : WARM_UP + FIRST_STEPS]
+    return hashlib.sha256("\n".join(first).encode()).hexdigest()[:12]
+
+
+def ranks_with_memory(lines: Iterable[Line]) -> int:
+    """Return the number of ranks whose memory the lines state: Megatron-LM prints that of one rank per stage and tp."""
+    named = (re.search(r"\[Rank (\d+)\].*memory \(MB\)", line.text) for line in lines)
+    return len({found[1] for found in named if found is not None})
+
+
+def _of_batch(lines: Iterable[Line], step: StepSize) -> Iterable[Line]:
+    """Yield the lines that do not state another global batch than the job's."""
+    for line in lines:
+        batch = BATCH.search(line.text)
+        if batch is None or int(batch[1]) == step.samples:
+            yield line
