@@ -62,8 +62,7 @@ def learn(
     ignore_flags: Annotated[str | None, Option(IGNORE.option, metavar=IGNORE.metavar, help=IGNORE.help)] = None,
     storage: Storage = None,
     force: Annotated[
-        bool,
-        Option("--force", help="Write the profile also if it predicts runs left out no better than the catalog's."),
+        bool, Option("--force", help="Write the profile also if it predicts runs left out no better than before.")
     ] = False,
     as_json: AsJson = False,
     **answers: str | None,

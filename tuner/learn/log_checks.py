@@ -45,7 +45,8 @@ _RATES = (
 )
 _CONSUMED = re.compile(r"iteration\s+(\d+)\s*/.*?consumed samples:\s*(\d+)")
 _CAPACITY = re.compile(r"\b\w+ capacity: (.+?) with [\d.]+ ?GiB memory")
-_SMI = re.compile(r"^\|\s+\d+\s+((?:NVIDIA|Tesla|GeForce) [\w .-]+?)\s+(?:On|Off|N/A)\s+\|")
+_SMI = re.compile(r"^\|\s+\d+\s+((?:NVIDIA|Tesla|GeForce) [\w -]+?)\s+(?:On|Off|N/A)\s+\|")
+"""Device in the table of nvidia-smi, unless its name is cut by dots."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

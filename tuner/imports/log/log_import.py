@@ -86,8 +86,10 @@ def _has_begun(finders: dict[str, AbstractFinder]) -> bool:
 
 def _with_engine(imported: Imported, engine: Imported) -> Imported:
     """Return the arguments of Megatron-DeepSpeed with what its engine decides: ZeRO, offloading and precision."""
-    decided = ("zero_stage", "precision", "offload")
-    job = {**imported.job, **{name: engine.job[name] for name in decided if name in engine.job}}
+    decided = {"offload": "none"} | {
+        name: engine.job[name] for name in ("zero_stage", "precision", "offload") if name in engine.job
+    }
+    job = {**imported.job, **decided}
     still_open = {name: why for name, why in imported.open.items() if name not in job}
     return replace(imported, job=job, open=still_open, unread=(*imported.unread, *engine.unread))
 

@@ -24,12 +24,13 @@ MOST_BATCHES = 3
 _KEYWORDS = (
     "elapsed time per iteration",
     "max reserved",
-    "loss:",
     "CurrSamplesPerSec",
     "elapsed_time_per_iteration_ms",
     "train_step_timing in s",
 )
-"""Texts of which every line with a step time or with memory has one."""
+"""Texts of which every line with a step time or with memory has one, unless it has a loss."""
+_LOSS = re.compile(r"loss:\s*[-+]?(?:\d|nan|inf)")
+"""A loss as torchtitan prints it, and not the name of a loss."""
 BATCH = re.compile(r"global[ _]batch[ _]size:\s*([0-9]+)\s*(?:\||$)")
 """Global batch of a line's step."""
 
@@ -199,7 +200,7 @@ class LogSteps:
 
 def _from_keyword(text: str) -> str:
     """Return the part of a line that may have a step time."""
-    return text[min(at for keyword in _KEYWORDS if (at := text.find(keyword)) >= 0) :].strip()
+    return text[min(at for keyword in (*_KEYWORDS, "loss:") if (at := text.find(keyword)) >= 0) :].strip()
 
 
 def _lines(count: int) -> str:
@@ -208,4 +209,4 @@ def _lines(count: int) -> str:
 
 def may_be_step(text: str) -> bool:
     """Return whether a line may have a step time or memory."""
-    return any(keyword in text for keyword in _KEYWORDS)
+    return any(keyword in text for keyword in _KEYWORDS) or ("loss:" in text and _LOSS.search(text) is not None)
