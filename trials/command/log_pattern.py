@@ -220,7 +220,7 @@ LOG_PATTERNS: dict[str, LogPattern] = {
     ),
     "nanotron": LogPattern(
         expressions=(
-            rf"iteration: (?P<iteration>\d+) / .*?elapsed_time_per_iteration_ms: (?P<step_ms>{_FLOAT}[KMG]?)",
+            rf"iteration: (?P<iteration>\d+) / .*?\b(?:elapsed_)?time_per_iteration_ms: (?P<step_ms>{_FLOAT}[KMG]?)",
             rf"cuda_max_memory_reserved: (?P<memory_bytes>{_FLOAT}[KMGT]?)",
             rf"\blm_loss: (?P<loss>{_FLOAT})",
         )
@@ -254,7 +254,7 @@ whose GB are 2**30 bytes; NeMo 2 logs of `nemo.lightning` progress printers with
 the progress bar of NeMo 1; Megatron-Bridge training/utils/train_utils.py, which prints Megatron-LM's lines; MaxText
 common/metric_logger.py; ms-swift swift/megatron/callbacks/print.py, whose time is the mean of all steps so far; verl
 trainer/ppo/ray_trainer.py and utils/tracking.py, of which the actor's update is read; nanotron trainer.py,
-`train_step_logs`, whose K, M and G are powers of 1000.
+`train_step_logs`, whose K, M and G are powers of 1000; releases after 0.4 leave out `elapsed_`.
 """
 
 

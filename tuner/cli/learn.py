@@ -117,7 +117,7 @@ def _print_learned(done: Learned) -> None:
     _print_left_out(done)
     if done.refitted is not None:
         check = done.refitted.check
-        say(f"Error of step times, each {check.part} predicted by a fit to the others:")
+        say(f"Error of step times under the catalog's {done.runtime}, and after a fit to the other {check.part}s:")
         print_table(
             [check.part, "runs", "before", "after", "predicted / measured"],
             [
@@ -132,9 +132,9 @@ def _print_learned(done: Learned) -> None:
             ],
         )
         if check.before is None or check.after is None:
-            say(f"No {check.part} could be left out, so how well the fit predicts others is not known.")
+            say("Too few runs are left for a fit to the others, so how well one predicts is not known.")
         else:
-            say(f"Median of all: {check.before:.1%} under the catalog's {done.runtime}, {check.after:.1%} after.")
+            say(f"Median of all: {check.before:.1%} before, {check.after:.1%} after.")
     if done.written is None:
         say(f"No profile was written: {done.why_not}.")
         return

@@ -1,9 +1,9 @@
-"""Read the log of a training as a run: the study that `meshtune init --from-log` would write of it, and its steps."""
+"""Read the log of a training as runs: the study that `meshtune init --from-log` would write of it, and its steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from hardware.io.errors import ConfigError
 from hardware.io.temporary import temporary_folder
 from trials.command.log_pattern import StepSize
 from tuner.imports import Imported
+from tuner.imports.log import NoConfigurationError
 from tuner.learn.log_checks import Surroundings, contradiction, identity_of, ranks_with_memory, surroundings_of
 from tuner.learn.rows import OwnRun
 from tuner.study_file.answers import Added
@@ -40,18 +41,44 @@ class LogRead:
     unsure: tuple[str, ...]
 
 
-def read_run(file: Path, added: Added, *, source: str) -> LogRead:
-    """Read a log.
+def read_runs(file: Path, added: Added, *, source: str, on_refused: Callable[[ConfigError], None]) -> Iterator[LogRead]:
+    """Yield the runs of a log, which may hold several starts of a program, one behind the other.
 
     Args:
         file: Log.
         added: What its user says; the log's own words come first.
-        source: Name of the runs of one cluster, for the row.
+        source: Name of the runs of one cluster, for the rows.
+        on_refused: Called with the reason why a start gives no run: it is not understood, leaves something open,
+            contradicts itself, or has no step that counts.
+    """
+    try:
+        around = surroundings_of(file)
+    except ConfigError as error:
+        on_refused(error)
+        return
+    after = 0
+    while True:
+        try:
+            imported = read_log(file, after=after)
+        except ConfigError as error:
+            if not after or not isinstance(error, NoConfigurationError):
+                on_refused(error)
+            return
+        try:
+            yield _read_run(imported, file, added, around, source, after)
+        except ConfigError as error:
+            on_refused(error)
+        if imported.steps is None or not imported.steps.lines:
+            return
+        after += imported.steps.lines[-1].number
+
+
+def _read_run(imported: Imported, file: Path, added: Added, around: Surroundings, source: str, after: int) -> LogRead:
+    """Return the run of one start, which begins behind so many lines.
 
     Raises:
-        ConfigError: The log is not understood, leaves something open, contradicts itself, or has no step that counts.
+        ConfigError: It is no run.
     """
-    imported, around = read_log(file), surroundings_of(file)
     added = _with_device(_beyond(added, imported), around, file)
     with temporary_folder("reading a log as a study") as folder:
         study = folder / "study.yaml"
@@ -62,7 +89,8 @@ def read_run(file: Path, added: Added, *, source: str) -> LogRead:
         problem = load_study(study).problem
     assert problem.current is not None, "a log states its degrees"
     _check_device(problem.setting, around, file)
-    return _with_steps(made, problem.setting, problem.current, around, file, source)
+    place = f"{file}, behind line {after}" if after else str(file)
+    return _with_steps(made, problem.setting, problem.current, around, file, place, source)
 
 
 def _beyond(added: Added, imported: Imported) -> Added:
@@ -112,7 +140,7 @@ def _check_device(setting: Setting, around: Surroundings, file: Path) -> None:
 
 
 def _with_steps(
-    made: NewStudy, setting: Setting, config: ParallelConfig, around: Surroundings, file: Path, source: str
+    made: NewStudy, setting: Setting, config: ParallelConfig, around: Surroundings, file: Path, place: str, source: str
 ) -> LogRead:
     steps = made.imported.steps
     if steps is None or made.steps is None:
@@ -143,7 +171,7 @@ def _with_steps(
             memory=_COUNTS.get(steps.framework, "reserved"),
             failure="" if measured else "out of memory",
             source=source,
-            place=str(file),
+            place=place,
             remarks=tuple(remarks),
         ),
         steps=measured.readings if measured else 0,

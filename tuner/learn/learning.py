@@ -17,7 +17,7 @@ from costmodels.calibration.sources import is_known_source, source_of
 from costmodels.job.runtime import find_runtime, read_profile
 from hardware.io.errors import ConfigError
 from tuner.calibrate.measured_steps import CalibratedFile, calibrate_file
-from tuner.learn.from_logs import read_run
+from tuner.learn.from_logs import read_runs
 from tuner.learn.from_studies import read_study
 from tuner.learn.held_out import Check, check_held_out
 from tuner.learn.pool import Added, add_rows
@@ -160,24 +160,28 @@ def _files_of(path: Path, found: Gathered) -> Iterator[Path]:
 
 def _read(file: Path, answers: Answers, source: str, models: str, storage: str | None, found: Gathered) -> None:
     """Read one file, and keep what it gave or why it gave nothing."""
+
+    def refuse(error: ConfigError) -> None:
+        found.refused.append(Refused(file=str(file), reason=_reason(error, file)))
+
     runs: list[OwnRun] = []
-    try:
-        if file.suffix.lower() in STUDIES:
+    if file.suffix.lower() in STUDIES:
+        try:
             study = read_study(file, storage=storage, source=source)
             runs += study.runs
             found.left_out.update(study.left_out)
-        else:
-            log = read_run(file, answers, source=source)
+        except ConfigError as error:
+            refuse(error)
+    else:
+        for log in read_runs(file, answers, source=source, on_refused=refuse):
             runs.append(log.run)
             if log.unsure:
-                found.unsure[str(file)] = log.unsure
-    except ConfigError as error:
-        found.refused.append(Refused(file=str(file), reason=_reason(error, file)))
+                found.unsure[log.run.place] = log.unsure
     for run in runs:
         try:
             found.rows.append(row_of(run, models))
         except ConfigError as error:
-            found.refused.append(Refused(file=str(file), reason=_reason(error, file)))
+            refuse(error)
 
 
 def _reason(error: ConfigError, file: Path) -> str:
@@ -220,12 +224,15 @@ def learn(
     if not name:
         return Learned(**told, why_not="the rows are of several runtimes: choose one with --runtime")
     own = timed_of(runs, name)
+    if not own:
+        return Learned(**told, runtime=name, why_not=f"no run of {name} is timed")
+    check = check_held_out(own, find_runtime(name), on_progress=on_progress)
+    why = ""
     if len(own) < MIN_RUNS:
-        return Learned(**told, runtime=name, why_not=f"a fit needs {MIN_RUNS} timed runs of {name}, not {len(own)}")
-    base = find_runtime(name)
-    check = check_held_out(own, base, on_progress=on_progress)
-    if check.helps is False and not force:
+        why = f"a fit needs {MIN_RUNS} timed runs of {name}, and the pool has {len(own)}"
+    elif check.helps is False and not force:
         why = f"it predicts {check.part}s left out no better than the catalog's {name}; --force writes it"
+    if why:
         return Learned(**told, runtime=name, refitted=Refitted(check=check, fit=None), why_not=why)
     fit = calibrate_file([pool], out, runtime=name, overwrite=True, on_progress=on_progress)
     return Learned(**told, runtime=name, refitted=Refitted(check=check, fit=fit))

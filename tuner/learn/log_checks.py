@@ -16,6 +16,7 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,6 +31,11 @@ from tuner.imports.log.steps import BATCH, WARM_UP
 AGREES = 0.05
 """Largest difference between a printed rate and the rate of the printed time: rates are rounded, and means of other
 intervals (assumed)."""
+SHORTEST_S = 20
+"""Shortest time between two lines that says something of their steps: some clocks count whole seconds."""
+CLOCK_AGREES = (0.9, 1.5)
+"""Smallest and largest ratio of the time between two lines to that of their steps: a program also evaluates, and saves
+checkpoints (assumed)."""
 FIRST_STEPS = 3
 """Number of steps after the warm-up that identify a run."""
 
@@ -38,11 +44,15 @@ _RATES = (
     (re.compile(rf"\btokens_per_sec: {_NUMBER}"), "tokens/s", lambda step: step.tokens),
     (re.compile(rf"\bsamples per second: {_NUMBER}"), "samples/s", lambda step: step.samples),
     (
-        re.compile(rf"tokens per gpu per second \(tgs\): {_NUMBER}"),
+        re.compile(
+            rf"(?:tokens per gpu per second \(tgs\)|tokens_per_sec_per_gpu|tokens/sec/gpu|\(tokens/s/GPU\)): {_NUMBER}"
+        ),
         "tokens/s per device",
         lambda step: step.tokens / step.devices,
     ),
 )
+_CLOCK = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{3,6}))?")
+"""Time at which a logger wrote a line."""
 _CONSUMED = re.compile(r"iteration\s+(\d+)\s*/.*?consumed samples:\s*(\d+)")
 _CAPACITY = re.compile(r"\b\w+ capacity: (.+?) with [\d.]+ ?GiB memory")
 _SMI = re.compile(r"^\|\s+\d+\s+((?:NVIDIA|Tesla|GeForce) [\w -]+?)\s+(?:On|Off|N/A)\s+\|")
@@ -89,7 +99,7 @@ def contradiction(steps: LogSteps, step: StepSize) -> str:
         ratio = statistics.median(found_ratios)
         if abs(ratio - 1) > AGREES:
             return f"its {unit} are {ratio:.3g} times those of its step times with {step.samples} sequences a step"
-    return _counted_otherwise(steps.lines, step)
+    return _counted_otherwise(steps.lines, step) or _timed_otherwise(steps, step)
 
 
 def _counted_otherwise(lines: Sequence[Line], step: StepSize) -> str:
@@ -107,6 +117,29 @@ def _counted_otherwise(lines: Sequence[Line], step: StepSize) -> str:
     if grown and (batch := statistics.median(grown)) != step.samples:
         return f"its consumed samples grow by {batch:g} a step, and its arguments say a batch of {step.samples}"
     return ""
+
+
+def _timed_otherwise(steps: LogSteps, step: StepSize) -> str:
+    """Return in words that the lines' own clock tells other step times than the lines; empty if it does not.
+
+    Where a log states rates alone, only its clock tells a wrong batch.
+    """
+    pattern = LOG_PATTERNS[steps.framework]
+    ratios: list[float] = []
+    last: tuple[int, float] | None = None
+    for line in _of_batch(steps.lines, step):
+        reading, clock = pattern.reading(line.text, step), _CLOCK.search(line.text)
+        if reading is None or reading.step_time_s is None or reading.iteration is None or clock is None:
+            continue
+        at_s = datetime.fromisoformat(f"{clock[1]}T{clock[2]}.{(clock[3] or '0').ljust(6, '0')}").timestamp()
+        if last is not None and reading.iteration > last[0] and at_s - last[1] < SHORTEST_S:
+            continue  # until the next line that is late enough
+        if last is not None and reading.iteration > last[0]:
+            ratios.append((at_s - last[1]) / (reading.iteration - last[0]) / reading.step_time_s)
+        last = (reading.iteration, at_s)
+    if len(ratios) < FIRST_STEPS or CLOCK_AGREES[0] <= (ratio := statistics.median(ratios)) <= CLOCK_AGREES[1]:
+        return ""
+    return f"its lines are {ratio:.3g} times as far apart as their step times with {step.samples} sequences a step"
 
 
 def identity_of(steps: LogSteps, step: StepSize) -> str:
@@ -135,5 +168,5 @@ def _of_batch(lines: Iterable[Line], step: StepSize) -> Iterable[Line]:
     """Yield the lines that do not state another global batch than the job's."""
     for line in lines:
         batch = BATCH.search(line.text)
-        if batch is None or int(batch[1]) == step.samples:
+        if batch is None or int(batch[1]) in (step.samples, step.tokens):
             yield line

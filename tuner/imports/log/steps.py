@@ -25,14 +25,14 @@ _KEYWORDS = (
     "elapsed time per iteration",
     "max reserved",
     "CurrSamplesPerSec",
-    "elapsed_time_per_iteration_ms",
+    "time_per_iteration_ms",
     "train_step_timing in s",
 )
 """Texts of which every line with a step time or with memory has one, unless it has a loss."""
 _LOSS = re.compile(r"loss:\s*[-+]?(?:\d|nan|inf)")
 """A loss as torchtitan prints it, and not the name of a loss."""
 BATCH = re.compile(r"global[ _]batch[ _]size:\s*([0-9]+)\s*(?:\||$)")
-"""Global batch of a line's step."""
+"""Global batch of a line's step, which nanotron counts in tokens after release 0.4."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +169,7 @@ class LogSteps:
             if reading.step_time_s is None:
                 became["memory"] += 1
                 continue
-            if batch is not None and int(batch[1]) != step.samples:
+            if batch is not None and int(batch[1]) not in (step.samples, step.tokens):
                 became["other_batch"] += 1
                 batches[int(batch[1])] = None
                 continue
