@@ -14,7 +14,7 @@ import hashlib
 import io
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -40,7 +40,7 @@ FIRST_STEPS = 3
 """Number of steps after the warm-up that identify a run."""
 
 _NUMBER = r"([\d.,]+(?:[eE][+-]?\d+)?[KMGT]?)"
-_RATES = (
+_RATES: tuple[tuple[re.Pattern[str], str, Callable[[StepSize], float]], ...] = (
     (re.compile(rf"\btokens_per_sec: {_NUMBER}"), "tokens/s", lambda step: step.tokens),
     (re.compile(rf"\bsamples per second: {_NUMBER}"), "samples/s", lambda step: step.samples),
     (

@@ -103,7 +103,7 @@ def add_rows(pool: Path, rows: Sequence[Row]) -> Added:
                 kept.append(row)
                 added.append(row)
             elif _steps(row.cells) > _steps(kept.rows[at]):
-                kept.rows[at] = kept.rows[at] | row.cells
+                kept.rows[at] = {**kept.rows[at], **row.cells}
                 renewed.append(row)
             else:
                 known.append(row)

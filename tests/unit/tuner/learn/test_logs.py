@@ -174,7 +174,8 @@ def test_memory_of_one_stage_is_left_out(tmp_path):
 
 def test_a_log_says_its_facts(tmp_path):
     """Overlap that was not switched on, gradients in bf16 and a local kernel become facts of the row."""
-    said = "  grad_reduce_in_bf16 .............................. True\n  transformer_impl ................................ local\n"
+    said = "  grad_reduce_in_bf16 .............................. True\n"
+    said += "  transformer_impl ................................ local\n"
     text = dense_log(4096, 1, 1, 1, 1.0)
     text = text.replace("  transformer_impl ................................ transformer_engine\n", said)
     (run,) = runs_of(tmp_path, gathered(tmp_path, text, cluster="H100"))
@@ -186,11 +187,23 @@ def test_a_log_says_its_facts(tmp_path):
 NEMO = {
     "trainer": {"devices": 8, "num_nodes": 2, "precision": "bf16"},
     "model": {
-        **{"mcore_gpt": True, "micro_batch_size": 1, "global_batch_size": 128, "sequence_parallel": True},
-        **{"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 1, "encoder_seq_length": 4096},
-        **{"max_position_embeddings": 4096, "num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 11008},
-        **{"num_attention_heads": 32, "normalization": "rmsnorm", "activation": "fast-swiglu", "bias": False},
-        **{"position_embedding_type": "rope", "share_embeddings_and_output_weights": False},
+        "mcore_gpt": True,
+        "micro_batch_size": 1,
+        "global_batch_size": 128,
+        "sequence_parallel": True,
+        "tensor_model_parallel_size": 4,
+        "pipeline_model_parallel_size": 1,
+        "encoder_seq_length": 4096,
+        "max_position_embeddings": 4096,
+        "num_layers": 32,
+        "hidden_size": 4096,
+        "ffn_hidden_size": 11008,
+        "num_attention_heads": 32,
+        "normalization": "rmsnorm",
+        "activation": "fast-swiglu",
+        "bias": False,
+        "position_embedding_type": "rope",
+        "share_embeddings_and_output_weights": False,
         "optim": {"name": "distributed_fused_adam", "lr": 1e-4},
     },
 }
