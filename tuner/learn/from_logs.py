@@ -15,7 +15,7 @@ from hardware.io.errors import ConfigError
 from hardware.io.temporary import temporary_folder
 from trials.command.log_pattern import StepSize
 from tuner.imports import Imported
-from tuner.imports.log import NoConfigurationError
+from tuner.imports.log import Measured, NoConfigurationError
 from tuner.learn.log_checks import Surroundings, contradiction, identity_of, ranks_with_memory, surroundings_of
 from tuner.learn.rows import OwnRun
 from tuner.study_file.answers import Added
@@ -24,6 +24,10 @@ from tuner.study_file.new_study import NewStudy, new_study, read_log
 
 _COUNTS: Mapping[str, MemoryMeaning] = {"deepspeed": "allocated", "nemo": "allocated"}
 """What the memory of a log counts, by its pattern (trials/command/log_pattern.py); others print what is reserved."""
+
+
+MOST_OF_DEVICE = 1.02
+"""Largest share of a device's memory that a log may state: devices of one name differ in what their drivers keep."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +158,7 @@ def _with_steps(
     measured = made.steps.measured
     if measured is None and not around.lack_of_memory:
         raise ConfigError("; ".join(made.steps.notes).removeprefix("measured: "), file=str(file))
-    if why := contradiction(steps, size):
+    if why := contradiction(steps, size) or (measured is not None and _beyond_devices(measured, setting)):
         raise ConfigError(why, file=str(file))
     unsure = [str(one) for one in made.imported.unread]
     peak = None if measured is None else measured.peak_memory_bytes
@@ -177,3 +181,18 @@ def _with_steps(
         steps=measured.readings if measured else 0,
         unsure=tuple(unsure),
     )
+
+
+def _beyond_devices(measured: Measured, setting: Setting) -> str:
+    """Return in words that no such device computes or holds so much; empty if it may."""
+    cluster, job = setting.cluster, setting.job
+    peak_bytes = measured.peak_memory_bytes or 0
+    most = max(device.memory_bytes for device in cluster.devices)
+    if peak_bytes > MOST_OF_DEVICE * most:
+        held, has = peak_bytes / 2**30, most / 2**30
+        return f"its peak is {held:.1f} GiB, and {cluster.device_names} has {has:.1f}: is it another device?"
+    able = sum(group.num_devices * group.device.peak_flop_per_s(job.precision) for group in cluster.groups)
+    share = job.model_flops_per_step / (able * measured.step_time_s)
+    if share > 1:
+        return f"its steps are {share:.2g} times as fast as {cluster.device_names} can be: is it another device?"
+    return ""

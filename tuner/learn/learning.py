@@ -23,6 +23,7 @@ from tuner.learn.held_out import Check, check_held_out
 from tuner.learn.pool import Added, add_rows
 from tuner.learn.rows import OwnRun, Row, row_of
 from tuner.study_file.answers import Added as Answers
+from tuner.study_file.cluster_keys import StatedHosts, cluster_keys
 
 STUDIES = (".yaml", ".yml")
 LOGS = ("", ".log", ".txt", ".out", ".err", ".stdout", ".stderr", ".gz")
@@ -133,6 +134,7 @@ def gather(
         ConfigError: A path does not exist, or the source is one of the catalog's.
     """
     found = Gathered()
+    _check_cluster(answers.cluster)
     if source is not None and is_known_source(source):
         rule = "is the name of a published source, whose properties the catalog states"
         raise ConfigError(rule, key="--source", value=source, nearest="another name")
@@ -142,6 +144,16 @@ def gather(
         for file in _files_of(path, found):
             _read(file, answers, source or _source_name(path), models, storage, found)
     return found
+
+
+def _check_cluster(words: str | None) -> None:
+    """Check once that there is such a cluster, before any log is read.
+
+    Raises:
+        ConfigError: The catalog has none of that name, or the file cannot be read.
+    """
+    if words is not None:
+        cluster_keys(words, StatedHosts(), Path())
 
 
 def _files_of(path: Path, found: Gathered) -> Iterator[Path]:

@@ -68,7 +68,7 @@ def sweeps(tmp_path):
     for name, hidden in (("large", 6144), ("small", 4096)):
         (tmp_path / name).mkdir()
         for number, layout in enumerate(LAYOUTS):
-            seconds = true_step_s(tmp_path, dense_log(hidden, *layout, 1.0))
+            seconds = true_step_s(tmp_path, dense_log(hidden, *layout, 100.0))
             text = dense_log(hidden, *layout, seconds, first_loss=10 + number / 100)
             (tmp_path / name / f"run-{number}.log").write_text(text, encoding="utf-8")
     return tmp_path
@@ -126,7 +126,7 @@ def test_a_fit_that_does_not_help_is_not_written(meshtune, tmp_path):
     for name, share in (("slow", 2.0), ("fast", 0.5)):
         (tmp_path / name).mkdir()
         for number, layout in enumerate(LAYOUTS[:4]):
-            seconds = share * true_step_s(tmp_path, dense_log(4096, *layout, 1.0))
+            seconds = share * true_step_s(tmp_path, dense_log(4096, *layout, 100.0))
             (tmp_path / name / f"{number}.log").write_text(dense_log(4096, *layout, seconds), encoding="utf-8")
     status, out, _ = meshtune("learn", "slow", "fast", "--cluster", "H100")
 
@@ -148,6 +148,7 @@ def test_a_fit_that_does_not_help_is_not_written(meshtune, tmp_path):
         (("train.log", "--source", "vtrain"), "is the name of a published source"),
         (("train.log", "--out", "other.yaml"), "exists and is no runtime profile"),
         (("other.yaml",), "nothing was learned"),
+        (("train.log", "--cluster", "H1000"), "--cluster = 'H1000': is no cluster and no device of the catalog"),
     ],
 )
 def test_mistakes_end_with_status_2(meshtune, tmp_path, arguments, words):

@@ -116,6 +116,22 @@ def test_a_log_that_contradicts_itself_is_refused(tmp_path, changed, words):
     assert words in found.refused[0].reason
 
 
+@pytest.mark.parametrize(
+    ("step_s", "memory_mb", "words"),
+    [
+        (0.1, 20480.0, "its steps are 7.1 times as fast as H100-SXM-80 can be"),
+        (1.0, 102400.0, "its peak is 100.0 GiB, and H100-SXM-80 has 79.1"),
+    ],
+)
+def test_what_no_device_can_do_is_refused(tmp_path, step_s, memory_mb, words):
+    """The user named another device than that of the log, or the log is of something else."""
+    memory = f"[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max reserved: {memory_mb}\n"
+    found = gathered(tmp_path, dense_log(4096, 1, 1, 1, step_s) + memory, cluster="H100")
+
+    assert not found.rows
+    assert words in found.refused[0].reason
+
+
 def test_counted_samples_of_another_batch_are_refused(tmp_path):
     """A log whose samples grow by 32 a step did not run a batch of 64."""
     text = dense_log(4096, 1, 1, 1, 1.0)
