@@ -155,11 +155,13 @@ class MegatronArguments(AbstractFinder):
     def _kernel(self) -> dict[str, str]:
         """Return the fact on attention of Megatron-LM's own layers, which have a flash kernel only where asked for.
 
-        Transformer Engine chooses the kernel itself, and `attention_backend` is read with the flags.
+        Transformer Engine chooses the kernel itself, and an `attention_backend` is read with the flags; `auto` is no
+        choice of Megatron-LM's own layers.
         """
-        asked = any(self._value(name) == "True" for name in _FLASH) or self._value("attention_backend") is not None
-        is_own = self._value("transformer_impl") in (None, "local")
-        return {"attention": "unfused"} if is_own and not asked else {}
+        implementation, backend = self._value("transformer_impl"), self._value("attention_backend")
+        asked = any(self._value(name) == "True" for name in _FLASH)
+        asked = asked or (backend is not None and not (implementation == "local" and backend.endswith("auto")))
+        return {"attention": "unfused"} if implementation in (None, "local") and not asked else {}
 
     @property
     def _is_deepspeed(self) -> bool:
