@@ -16,7 +16,7 @@ from hardware.io.temporary import temporary_folder
 from trials.command.log_pattern import StepSize
 from tuner.imports import Imported
 from tuner.imports.log import Measured, NoConfigurationError
-from tuner.learn.log_checks import Surroundings, contradiction, identity_of, ranks_with_memory, surroundings_of
+from tuner.learn.log_checks import contradiction, device_of, identity_of, lack_of_memory, ranks_with_memory
 from tuner.learn.rows import OwnRun
 from tuner.study_file.answers import Added
 from tuner.study_file.config import load_study
@@ -56,7 +56,7 @@ def read_runs(file: Path, added: Added, *, source: str, on_refused: Callable[[Co
             contradicts itself, or has no step that counts.
     """
     try:
-        around = surroundings_of(file)
+        device = device_of(file)
     except ConfigError as error:
         on_refused(error)
         return
@@ -69,7 +69,7 @@ def read_runs(file: Path, added: Added, *, source: str, on_refused: Callable[[Co
                 on_refused(error)
             return
         try:
-            yield _read_run(imported, file, added, around, source, after)
+            yield _read_run(imported, file, added, device, source, after)
         except ConfigError as error:
             on_refused(error)
         if imported.steps is None or not imported.steps.lines:
@@ -77,13 +77,13 @@ def read_runs(file: Path, added: Added, *, source: str, on_refused: Callable[[Co
         after += imported.steps.lines[-1].number
 
 
-def _read_run(imported: Imported, file: Path, added: Added, around: Surroundings, source: str, after: int) -> LogRead:
+def _read_run(imported: Imported, file: Path, added: Added, device: str, source: str, after: int) -> LogRead:
     """Return the run of one start, which begins behind so many lines.
 
     Raises:
         ConfigError: It is no run.
     """
-    added = _with_device(_beyond(added, imported), around, file)
+    added = _with_device(_beyond(added, imported), device, file)
     with temporary_folder("reading a log as a study") as folder:
         study = folder / "study.yaml"
         made = new_study(imported, added, file=file, out=study)
@@ -92,9 +92,9 @@ def _read_run(imported: Imported, file: Path, added: Added, around: Surroundings
             (folder / made.model_file).write_text(made.model_text, encoding="utf-8")
         problem = load_study(study).problem
     assert problem.current is not None, "a log states its degrees"
-    _check_device(problem.setting, around, file)
+    _check_device(problem.setting, device, file)
     place = f"{file}, behind line {after}" if after else str(file)
-    return _with_steps(made, problem.setting, problem.current, around, file, place, source)
+    return _with_steps(made, problem.setting, problem.current, file, place, source)
 
 
 def _beyond(added: Added, imported: Imported) -> Added:
@@ -111,28 +111,28 @@ def _beyond(added: Added, imported: Imported) -> Added:
     )
 
 
-def _with_device(added: Added, around: Surroundings, file: Path) -> Added:
+def _with_device(added: Added, device: str, file: Path) -> Added:
     """Return the answers with the device that the log names, unless the user names a cluster."""
-    if added.cluster is not None or not around.device:
+    if added.cluster is not None or not device:
         return added
     try:
-        return replace(added, cluster=find_device(around.device).name)
+        return replace(added, cluster=find_device(device).name)
     except ConfigError as error:
         raise ConfigError(
-            "names a device that is not in the catalog", key="device", value=around.device, nearest=error.nearest
+            "names a device that is not in the catalog", key="device", value=device, nearest=error.nearest
         ).in_file(str(file)) from None
 
 
-def _check_device(setting: Setting, around: Surroundings, file: Path) -> None:
+def _check_device(setting: Setting, device: str, file: Path) -> None:
     """Check that the cluster has the device that the log names.
 
     Raises:
         ConfigError: It has another one.
     """
-    if not around.device:
+    if not device:
         return
     try:
-        named = find_device(around.device)
+        named = find_device(device)
     except ConfigError:
         return  # the user's cluster says what it is
     if named not in setting.cluster.devices:
@@ -144,7 +144,7 @@ def _check_device(setting: Setting, around: Surroundings, file: Path) -> None:
 
 
 def _with_steps(
-    made: NewStudy, setting: Setting, config: ParallelConfig, around: Surroundings, file: Path, place: str, source: str
+    made: NewStudy, setting: Setting, config: ParallelConfig, file: Path, place: str, source: str
 ) -> LogRead:
     steps = made.imported.steps
     if steps is None or made.steps is None:
@@ -156,7 +156,7 @@ def _with_steps(
     )
     assert math.prod(getattr(config, name) for name in DEGREES[:5]) == size.devices, "checked with the study"
     measured = made.steps.measured
-    if measured is None and not around.lack_of_memory:
+    if measured is None and not lack_of_memory(file):
         raise ConfigError("; ".join(made.steps.notes).removeprefix("measured: "), file=str(file))
     if why := contradiction(steps, size) or (measured is not None and _beyond_devices(measured, setting)):
         raise ConfigError(why, file=str(file))

@@ -14,10 +14,9 @@ import hashlib
 import io
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 from hardware.io.input_file import open_input, reading_errors
@@ -36,6 +35,8 @@ SHORTEST_S = 20
 CLOCK_AGREES = (0.9, 1.5)
 """Smallest and largest ratio of the time between two lines to that of their steps: a program also evaluates, and saves
 checkpoints (assumed)."""
+FIRST_LINES = 50_000
+"""Number of lines in which a log's device is looked for."""
 FIRST_STEPS = 3
 """Number of steps after the warm-up that identify a run."""
 
@@ -59,29 +60,23 @@ _SMI = re.compile(r"^\|\s+\d+\s+((?:NVIDIA|Tesla|GeForce) [\w -]+?)\s+(?:On|Off|
 """Device in the table of nvidia-smi, unless its name is cut by dots."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Surroundings:
-    """What a log says beside its configuration and steps.
-
-    Attributes:
-        device: Device as the log spells it, such as `NVIDIA H200`; empty if it names none.
-        lack_of_memory: Line that says that memory was used up; empty without one.
-    """
-
-    device: str = ""
-    lack_of_memory: str = ""
+def device_of(file: Path) -> str:
+    """Return the device that a log names as it spells it, such as `NVIDIA H200`; empty if it names none."""
+    for line in islice(_lines_of(file), FIRST_LINES):
+        if (found := _CAPACITY.search(line.text) or _SMI.search(line.text)) is not None:
+            return found[1].strip()
+    return ""
 
 
-def surroundings_of(file: Path) -> Surroundings:
-    """Return what a log says of its device and of lacking memory."""
-    device = lacks = ""
+def lack_of_memory(file: Path) -> str:
+    """Return the line of a log that says that memory was used up; empty without one."""
+    lines = (line.text for line in _lines_of(file) if "emory" in line.text)
+    return next((text.strip() for text in lines if says_memory_is_used_up(text)), "")
+
+
+def _lines_of(file: Path) -> Iterator[Line]:
     with reading_errors(file), io.TextIOWrapper(open_input(file), encoding="utf-8", errors="replace") as stream:
-        for line in lines_of(stream, most_characters=MOST_CHARACTERS):
-            if not device and (found := _CAPACITY.search(line.text) or _SMI.search(line.text)) is not None:
-                device = found[1].strip()
-            if not lacks and "emory" in line.text and says_memory_is_used_up(line.text):
-                lacks = line.text.strip()
-    return Surroundings(device=device, lack_of_memory=lacks)
+        yield from lines_of(stream, most_characters=MOST_CHARACTERS)
 
 
 def contradiction(steps: LogSteps, step: StepSize) -> str:
