@@ -412,6 +412,35 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "storage": "database that stores the times",
         },
     },
+    "learn": {
+        "": {
+            "pool": "file of measured runs",
+            "rows": "number of its rows",
+            "added": "rows that it did not have, by column",
+            "renewed": "rows that rest on more steps of the same run than before, by column",
+            "known": "logs and studies whose runs it had already",
+            "unsure": "what each log does not state, or what was not read of it",
+            "refused": "files that gave no row, each with its `file` and the `reason`",
+            "left_out": "number of trials and files that are no rows, by reason",
+            "runtime": "runtime that was fitted; null if the rows are of several",
+            "held_out": "errors of step times: `part` that was left out at a time (`source` or `job`), `parts` with "
+            "`name`, `runs`, the median error `before` (catalog) and `after` (a fit to the other parts; null with too "
+            "few), and predicted over measured time `ratio_before` and `ratio_after`; and the median `before` and "
+            "`after` of all",
+            "profile": "profile that was written; null if none was",
+            "fit": "the fit, as `calibrate --json` tells it; null without one",
+            "why_not": "reason why no profile was written; null otherwise",
+        }
+    },
+    "share": {
+        "": {
+            "written": "file that was written",
+            "rows": "number of its rows",
+            "models": "files of models beside it",
+            "left_out": "columns whose texts are not copied, with the reasons",
+            "skipped": "number of rows that were left out as a whole, by reason",
+        }
+    },
     "trials": {
         "": {
             "study_name": "name of the study",

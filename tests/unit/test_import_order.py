@@ -116,6 +116,7 @@ ROOMS: dict[str, set[str]] = {
     "tuner.calibrate": {
         *("tuner.space", "tuner.search", "tuner.study_file", "tuner.storage", "tuner.subject", "tuner.forecast")
     },
+    "tuner.learn": {"tuner.search", "tuner.imports", "tuner.study_file", "tuner.storage", "tuner.calibrate"},
     "tuner.run": {
         "tuner.rehearsal",
         "tuner.forecast",
@@ -178,6 +179,7 @@ ROOMS: dict[str, set[str]] = {
             "tuner.storage",
             "tuner.answers",
             "tuner.calibrate",
+            "tuner.learn",
             "tuner.run",
             "tuner.replan",
             "tuner.place",

@@ -126,8 +126,8 @@ class LogPattern:
             if match is not None:
                 found |= {name: text for name, text in match.groupdict().items() if text is not None}
         seconds, memory_bytes = _step_time_s(found, step), _memory_bytes(found)
-        iteration, mean_s = _number(found.get("iteration")), _number(found.get(_MEAN))
-        total_s, loss = iteration * mean_s if iteration and mean_s else None, _number(found.get(_LOSS))
+        iteration, mean_s = number_of(found.get("iteration")), number_of(found.get(_MEAN))
+        total_s, loss = iteration * mean_s if iteration and mean_s else None, number_of(found.get(_LOSS))
         if seconds is None and memory_bytes is None and total_s is None and loss is None:
             return None
         return Reading(
@@ -157,7 +157,7 @@ class Totals:
 def _step_time_s(found: Mapping[str, str], step: StepSize) -> float | None:
     amounts = dict(zip(_RATES, (1, step.samples, step.tokens, step.tokens / step.devices), strict=True))
     for name in (*_SECONDS, *_RATES):
-        number = _number(found.get(name))
+        number = number_of(found.get(name))
         if number is not None and number > 0:
             return number * _SECONDS[name] if name in _SECONDS else amounts[name] / number
     return None
@@ -165,7 +165,7 @@ def _step_time_s(found: Mapping[str, str], step: StepSize) -> float | None:
 
 def _memory_bytes(found: Mapping[str, str]) -> int | None:
     for name, unit_bytes in _BYTES.items():
-        number = _number(found.get(name))
+        number = number_of(found.get(name))
         if number is not None and 0 < number * unit_bytes < math.inf:
             return round(number * unit_bytes)
     return None
@@ -174,7 +174,7 @@ def _memory_bytes(found: Mapping[str, str]) -> int | None:
 _MAGNITUDES = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
-def _number(text: str | None) -> float | None:
+def number_of(text: str | None) -> float | None:
     """Parse a number as logs write it, 1,480 or 1.07e+04 or 11.5K; return None for anything else."""
     unit = _MAGNITUDES.get(text[-1:], 1.0) if text is not None else 1.0
     try:
@@ -220,7 +220,7 @@ LOG_PATTERNS: dict[str, LogPattern] = {
     ),
     "nanotron": LogPattern(
         expressions=(
-            rf"iteration: (?P<iteration>\d+) / .*?elapsed_time_per_iteration_ms: (?P<step_ms>{_FLOAT}[KMG]?)",
+            rf"iteration: (?P<iteration>\d+) / .*?\b(?:elapsed_)?time_per_iteration_ms: (?P<step_ms>{_FLOAT}[KMG]?)",
             rf"cuda_max_memory_reserved: (?P<memory_bytes>{_FLOAT}[KMGT]?)",
             rf"\blm_loss: (?P<loss>{_FLOAT})",
         )
@@ -254,7 +254,7 @@ whose GB are 2**30 bytes; NeMo 2 logs of `nemo.lightning` progress printers with
 the progress bar of NeMo 1; Megatron-Bridge training/utils/train_utils.py, which prints Megatron-LM's lines; MaxText
 common/metric_logger.py; ms-swift swift/megatron/callbacks/print.py, whose time is the mean of all steps so far; verl
 trainer/ppo/ray_trainer.py and utils/tracking.py, of which the actor's update is read; nanotron trainer.py,
-`train_step_logs`, whose K, M and G are powers of 1000.
+`train_step_logs`, whose K, M and G are powers of 1000; releases after 0.4 leave out `elapsed_`.
 """
 
 

@@ -33,6 +33,7 @@ from tuner.cli import completion as cli_completion
 from tuner.cli import dashboard as cli_dashboard
 from tuner.cli import estimate as cli_estimate
 from tuner.cli import init as cli_init
+from tuner.cli import learn as cli_learn
 from tuner.cli import place as cli_place
 from tuner.cli import plan as cli_plan
 from tuner.cli import predictions as cli_predictions
@@ -399,6 +400,8 @@ app.command(short_help="Follow a cluster; say when to change a running job.")(cl
 
 
 app.command(short_help="Fit a runtime's profile, or time operators on this machine.")(cli_calibrate.calibrate)
+app.command(short_help="Learn from your training logs: keep the runs, fit a profile.")(cli_learn.learn)
+app.command(short_help="Write your measured runs without anything that names you.")(cli_learn.share)
 
 
 app.command()(cli_status.status)

@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from tuner.imports.flags import flag_name
 from tuner.imports.flagscale import join_files, train_file_of
 from tuner.imports.gpt_neox import merge_gpt_neox
 from tuner.imports.imported import Doubt, Unread
-from tuner.imports.log import Measured, StepsRead, import_log
+from tuner.imports.log import Measured, NoConfigurationError, StepsRead, import_log
 from tuner.imports.trial_words import on_hosts
 from tuner.imports.without_secrets import without_secrets
 from tuner.study_file.answers import Added, check_complete, is_ignored
@@ -146,15 +147,18 @@ def _read_gpt_neox(files: Sequence[Path]) -> Imported:
     return read_import("gpt-neox", files[0], merge_gpt_neox(texts) if len(texts) > 1 else texts[0][1])
 
 
-def read_log(file: Path) -> Imported:
-    """Read the log of a training, as far as its first thousand steps.
+def read_log(file: Path, *, after: int = 0) -> Imported:
+    """Read the log of a training, as far as its first thousand steps, from behind so many lines on.
 
     Raises:
-        ConfigError: The file cannot be read, or holds no configuration; the message names the file.
+        NoConfigurationError: There is no configuration; the message names the file.
+        ConfigError: The file cannot be read, or its configuration; the message names the file.
     """
     try:
         with reading_errors(file), io.TextIOWrapper(open_input(file), encoding="utf-8", errors="replace") as stream:
-            return import_log(stream, source=file.name)
+            return import_log(islice(stream, after, None) if after else stream, source=file.name)
+    except NoConfigurationError as error:
+        raise NoConfigurationError(error.rule, nearest=error.nearest, file=str(file)) from None
     except ConfigError as error:
         raise error.in_file(str(file)) from None
 

@@ -161,6 +161,7 @@ def test_no_module_opens_a_door():
 
 OF_THE_SYSTEM = "the kernel's own tables under /proc"
 OF_OURS = "a file of our own package"
+A_LOCK = "a lock, which is neither read nor written, and no link is followed"
 IN_OUR_FOLDER = "in a temporary folder that this process has made"
 A_DATABASE = "a storage, which its own reader checks"
 
@@ -200,6 +201,10 @@ OPENERS = {
     ("tuner/rehearsal/torch_room/serve.py", "os.fdopen"): "pipes between our own processes",
     ("tuner/rehearsal/torch_room/on_import.py", "read_bytes"): "the study's program, for what it imports",
     ("tuner/rehearsal/torch_room/serve.py", "read_text"): IN_OUR_FOLDER,
+    ("tuner/learn/from_logs.py", "write_text"): IN_OUR_FOLDER,
+    ("tuner/learn/pool.py", "os.fdopen"): A_LOCK,
+    ("tuner/learn/pool.py", "os.open"): A_LOCK,
+    ("tuner/learn/rows.py", "write_text"): IN_OUR_FOLDER,
     ("tuner/run/driver.py", "read_text"): OF_THE_SYSTEM,
     ("tuner/storage/backup.py", "os.open"): A_DATABASE,
     ("tuner/storage/backup.py", "read_bytes"): A_DATABASE,
@@ -209,7 +214,7 @@ OPENERS = {
     ("tuner/storage/journal_file.py", "open"): A_DATABASE,
     ("tuner/storage/journal_file.py", "os.open"): A_DATABASE,
     ("tuner/storage/sql_store.py", "sqlite3.connect"): A_DATABASE,
-    ("tuner/watch/state.py", "os.open"): "a lock, which is neither read nor written, and no link is followed",
+    ("tuner/watch/state.py", "os.open"): A_LOCK,
 }
 CAPTURE = "tuner/capture/"
 """Folder of what runs a user's script, whose files are copies and records in a room of its own."""

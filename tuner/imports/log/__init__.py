@@ -5,7 +5,7 @@ it as the file that the framework's importer reads, so that there is one home fo
 `log_import.py`.
 """
 
-from tuner.imports.log.log_import import import_log
+from tuner.imports.log.log_import import NoConfigurationError, import_log
 from tuner.imports.log.steps import LogSteps, Measured, StepsRead
 
-__all__ = ["LogSteps", "Measured", "StepsRead", "import_log"]
+__all__ = ["LogSteps", "Measured", "NoConfigurationError", "StepsRead", "import_log"]

@@ -33,6 +33,10 @@ _LOOKED_FOR = (
 )
 
 
+class NoConfigurationError(ConfigError):
+    """A log, or the rest of one, in which no framework prints its configuration."""
+
+
 def import_log(stream: TextIO | Iterable[str], *, source: str) -> Imported:
     """Read the log of a training; `source` is its name.
 
@@ -86,18 +90,22 @@ def _has_begun(finders: dict[str, AbstractFinder]) -> bool:
 
 def _with_engine(imported: Imported, engine: Imported) -> Imported:
     """Return the arguments of Megatron-DeepSpeed with what its engine decides: ZeRO, offloading and precision."""
-    decided = ("zero_stage", "precision", "offload")
-    job = {**imported.job, **{name: engine.job[name] for name in decided if name in engine.job}}
+    decided = {"offload": "none"} | {
+        name: engine.job[name] for name in ("zero_stage", "precision", "offload") if name in engine.job
+    }
+    job = {**imported.job, **decided}
     still_open = {name: why for name, why in imported.open.items() if name not in job}
     return replace(imported, job=job, open=still_open, unread=(*imported.unread, *engine.unread))
 
 
-def _none_found(number: int, first_step: int) -> ConfigError:
+def _none_found(number: int, first_step: int) -> NoConfigurationError:
     if not number:
-        return ConfigError("is empty", nearest="what the training printed, from its start")
+        return NoConfigurationError("is empty", nearest="what the training printed, from its start")
     if first_step:
-        return ConfigError(
+        return NoConfigurationError(
             f"begins after the configuration was printed: line {first_step} is already that of a step",
             nearest=f"the log from the start of the training, with {_LOOKED_FOR}",
         )
-    return ConfigError(f"has no configuration among its first {number:,} lines", nearest=f"a log with {_LOOKED_FOR}")
+    return NoConfigurationError(
+        f"has no configuration among its first {number:,} lines", nearest=f"a log with {_LOOKED_FOR}"
+    )

@@ -47,6 +47,16 @@ _LEFT_OUT = {
     "num_virtual_stages_per_pipeline_rank",
     "recompute_activations",  # resolved to recompute_granularity
 }
+_DEFAULTS = {
+    "bert_embedder_type": "megatron",
+    "img_h": "224",
+    "img_w": "224",
+    "mask_prob": "0.15",
+    "vision_pretraining_type": "classify",
+}
+"""Defaults of arguments of other models, which every program prints, and which only these are given."""
+_FLASH = ("use_flash_attn", "use_flash_attn_v1", "use_flash_attn_v2", "use_flash_attn_triton", "use_flash_attn_builder")
+"""Switches of kernels that keep no scores; the later ones are Megatron-DeepSpeed's."""
 _ONE_WORD = {"moe_layer_freq", "pipeline_model_parallel_layout", "noop_layers"}
 """Arguments whose flag takes a list as one word."""
 _POSITIONS = {"absolute": "learned_absolute", "rotary": "rope"}
@@ -140,7 +150,18 @@ class MegatronArguments(AbstractFinder):
                 value=world_size,
             )
         degrees["dp"] = world_size // used
-        return replace(imported, degrees=degrees)
+        return replace(imported, degrees=degrees, facts={**imported.facts, **self._kernel()})
+
+    def _kernel(self) -> dict[str, str]:
+        """Return the fact on attention of Megatron-LM's own layers, which have a flash kernel only where asked for.
+
+        Transformer Engine chooses the kernel itself, and an `attention_backend` is read with the flags; `auto` is no
+        choice of Megatron-LM's own layers.
+        """
+        implementation, backend = self._value("transformer_impl"), self._value("attention_backend")
+        asked = any(self._value(name) == "True" for name in _FLASH)
+        asked = asked or (backend is not None and not (implementation == "local" and backend.endswith("auto")))
+        return {"attention": "unfused"} if implementation in (None, "local") and not asked else {}
 
     @property
     def _is_deepspeed(self) -> bool:
@@ -192,7 +213,11 @@ class MegatronArguments(AbstractFinder):
 
     def _resolved(self) -> dict[str, _Argument]:
         """Return the arguments, with those of old versions under the names of today."""
-        found = {name: argument for name, argument in self._arguments.items() if name not in _LEFT_OUT}
+        found = {
+            name: argument
+            for name, argument in self._arguments.items()
+            if name not in _LEFT_OUT and argument.value != _DEFAULTS.get(name)
+        }
         assert self._begun is not None, "the block has begun"
 
         def put(name: str, value: str) -> None:

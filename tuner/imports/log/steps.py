@@ -24,13 +24,15 @@ MOST_BATCHES = 3
 _KEYWORDS = (
     "elapsed time per iteration",
     "max reserved",
-    "loss:",
     "CurrSamplesPerSec",
-    "elapsed_time_per_iteration_ms",
+    "time_per_iteration_ms",
     "train_step_timing in s",
 )
-"""Texts of which every line with a step time or with memory has one."""
-_BATCH = re.compile(r"global[ _]batch[ _]size:\s*([0-9]+)\s*(?:\||$)")
+"""Texts of which every line with a step time or with memory has one, unless it has a loss."""
+_LOSS = re.compile(r"loss:\s*[-+]?(?:\d|nan|inf)")
+"""A loss as torchtitan prints it, and not the name of a loss."""
+BATCH = re.compile(r"global[ _]batch[ _]size:\s*([0-9]+)\s*(?:\||$)")
+"""Global batch of a line's step, which nanotron counts in tokens after release 0.4."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,11 +165,11 @@ class LogSteps:
                 continue
             if reading.memory_bytes is not None:
                 peaks.append(reading.memory_bytes)
-            batch = _BATCH.search(line.text)
+            batch = BATCH.search(line.text)
             if reading.step_time_s is None:
                 became["memory"] += 1
                 continue
-            if batch is not None and int(batch[1]) != step.samples:
+            if batch is not None and int(batch[1]) not in (step.samples, step.tokens):
                 became["other_batch"] += 1
                 batches[int(batch[1])] = None
                 continue
@@ -198,7 +200,7 @@ class LogSteps:
 
 def _from_keyword(text: str) -> str:
     """Return the part of a line that may have a step time."""
-    return text[min(at for keyword in _KEYWORDS if (at := text.find(keyword)) >= 0) :].strip()
+    return text[min(at for keyword in (*_KEYWORDS, "loss:") if (at := text.find(keyword)) >= 0) :].strip()
 
 
 def _lines(count: int) -> str:
@@ -207,4 +209,4 @@ def _lines(count: int) -> str:
 
 def may_be_step(text: str) -> bool:
     """Return whether a line may have a step time or memory."""
-    return any(keyword in text for keyword in _KEYWORDS)
+    return any(keyword in text for keyword in _KEYWORDS) or ("loss:" in text and _LOSS.search(text) is not None)

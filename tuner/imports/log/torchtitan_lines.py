@@ -4,8 +4,9 @@ With `print_config` (or, in versions up to 0.2, `job.print_args`) it logs its wh
 log leaves a few options open, which are then reported with the default that is assumed.
 
 Sources: torchtitan 0.3.0 trainer.py, distributed/parallel_dims.py, distributed/activation_checkpoint.py,
-distributed/pipeline_parallel.py, components/quantization/float8.py; the same lines of its first releases in train.py
-and parallelisms/parallel_dims.py; models/llama3/model.py (inner size of the MLP).
+distributed/pipeline_parallel.py, distributed/compile.py, components/loss.py, components/quantization/float8.py; the
+same lines of its first releases in train.py and parallelisms/parallel_dims.py; models/llama3/model.py (inner size of
+the MLP).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _BATCH = re.compile(
 _RECOMPUTES = re.compile(r"Applied (\w+) activation checkpointing to the model")
 _SCHEDULE = re.compile(r"Using pipeline schedule (\w+) with (\d{1,6}) microbatches and (\d{1,6}) stages")
 _FLOAT8 = re.compile(r"Float8 .*training active|Swapped to Float8Linear|Converted Linear layers to (?:MXFP8|Float8)")
+_COMPILES = re.compile(r"Compil(?:ing|ed) (?:(the loss)|(?:each|model|the model)\b).* torch\.compile")
 _REPLICATES = "Applied DDP to the model"
 
 _DEGREES = {
@@ -61,6 +63,7 @@ class TorchtitanLines(AbstractFinder):
         self._model_arguments = ""
         self._stages: int | None = None
         self._has_float8 = self._is_replicated = False
+        self._compiled: set[str] = set()
 
     def begins(self, line: Line) -> bool:
         """Return whether the line is that of the device mesh, which every start builds first."""
@@ -113,6 +116,7 @@ class TorchtitanLines(AbstractFinder):
             mesh = {name: int(size) for name, size in re.findall(r"(\w+)=([0-9]{1,7})", told[1])}
         if self._mesh is not None and line.rank == self._mesh_rank:  # a new start
             self._sections, self._stages, self._has_float8, self._is_replicated = {}, None, False, False
+            self._compiled = set()
         self._mesh, self._mesh_rank = mesh, line.rank
 
     def _take_fact(self, text: str) -> None:
@@ -131,6 +135,8 @@ class TorchtitanLines(AbstractFinder):
             self._stages = int(found[3])
         elif _FLOAT8.search(text):
             self._has_float8 = True
+        elif (found := _COMPILES.search(text)) is not None:
+            self._compiled.add("loss" if found[1] else "layers")
         elif _REPLICATES in text:
             self._is_replicated = True
 
@@ -156,7 +162,8 @@ class TorchtitanLines(AbstractFinder):
         sections |= {name: dict(self._of_printed(name)) for name in ("compile", "loss")}
         imported = import_torchtitan(_toml(sections))
         if self._printed is None:
-            imported = replace(imported, facts={})  # lines alone do not say what is off
+            # lines alone do not say what is off, but for a compiler, which every version logs
+            imported = replace(imported, facts={"compiled": "+".join(sorted(self._compiled)) or "none"})
         degrees = dict(imported.degrees)
         if self._stages is not None:
             degrees["vpp"] = max(1, self._stages // degrees["pp"])

@@ -282,3 +282,43 @@ def test_a_long_log_is_read_as_far_as_its_first_thousand_steps():
             yield step_line(number, 2.0)
 
     assert len(import_log(lines(), source="train.log").steps.lines) == 1000
+
+
+@pytest.mark.parametrize(
+    ("more", "attention"),
+    [
+        ({}, "unfused"),
+        ({"transformer_impl": "local", "use_flash_attn": "False"}, "unfused"),
+        ({"transformer_impl": "local", "use_flash_attn": "True"}, "flash"),
+        ({"transformer_impl": "transformer_engine", "use_flash_attn": "False"}, None),
+        ({"transformer_impl": "transformer_engine", "attention_backend": "AttnBackend.unfused"}, "unfused"),
+        ({"transformer_impl": "transformer_engine", "attention_backend": "AttnBackend.auto"}, "flash"),
+        ({"transformer_impl": "local", "attention_backend": "AttnBackend.auto"}, "unfused"),
+    ],
+)
+def test_its_layers_have_a_flash_kernel_only_where_asked_for(more, attention):
+    """Megatron-LM's own attention passes its scores through memory; Transformer Engine chooses for itself."""
+    assert read(printed(**more)).facts.get("attention") == attention
+
+
+@pytest.mark.parametrize(
+    ("argument", "default", "other"),
+    [
+        ("img_h", "224", "448"),
+        ("mask_prob", "0.15", "0.2"),
+        ("bert_embedder_type", "megatron", "huggingface"),
+        ("vision_pretraining_type", "classify", "dino"),
+    ],
+)
+def test_defaults_of_other_models_refuse_nothing(argument, default, other):
+    """Every program prints the arguments of models of images and of BERT; only other values are those of one."""
+    assert read(printed(**{argument: default})).degrees == read(printed()).degrees
+    with pytest.raises(ConfigError, match="Meshtune does not model this"):
+        read(printed(**{argument: other}))
+
+
+def test_the_name_of_a_loss_is_no_step():
+    """Megatron-DeepSpeed lists its stages, and `loss: CrossEntropy`, before its engine prints its configuration."""
+    imported = read(printed() + "  loss: CrossEntropy\n" + step_line(1, 1.0))
+
+    assert len(imported.steps.lines) == 1

@@ -166,6 +166,16 @@ def test_its_steps_have_abbreviated_numbers():
     assert (measured.step_time_s, measured.peak_memory_bytes) == (11.5, 520_000_000)
 
 
+def test_later_releases_of_nanotron_count_the_batch_in_tokens():
+    """After 0.4 a line has `time_per_iteration_ms`, and tokens as its batch, which is that of the job's sequences."""
+    line = "iteration: {} / 15 | consumed_tokens: 1K | time_per_iteration_ms: 20.3 | tokens_per_sec: 12.6K | "
+    line += "global_batch_size: 256 | grad_norm: 1.64 | lm_loss: 8.35 | lr: 1e-05\n"
+    text = nanotron_lines(yaml.safe_load(NANOTRON)) + "".join(line.format(step) for step in range(1, 6))
+    measured = seconds(read(text), samples=2, sequence_length=128, devices=8)
+
+    assert (measured.step_time_s, measured.readings) == (pytest.approx(0.0203), 3)
+
+
 def test_a_config_that_is_cut_off_is_refused():
     """The message names the line on which it begins."""
     with pytest.raises(ConfigError, match=r"line 2: nanotron's configuration is cut off|line 2.*cut off"):
@@ -245,6 +255,19 @@ def test_what_is_applied_to_the_model_is_read(more, recompute, wanted):
     found = (imported.job["recompute"], imported.job["precision"], imported.degrees["pp"], imported.degrees["mbs"])
 
     assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("more", "compiled"),
+    [
+        ((), "none"),
+        (("Compiling each TransformerBlock with torch.compile",), "layers"),
+        (("Compiling the loss function with torch.compile", "Compiling each block with torch.compile"), "layers+loss"),
+    ],
+)
+def test_its_compiler_is_read_off_its_lines(more, compiled):
+    """Every version logs what it compiles, so that silence means no compiler."""
+    assert read(torchtitan_lines("2025", *more)).facts == {"compiled": compiled}
 
 
 def test_its_pipeline_schedule_gives_the_micro_batches():
