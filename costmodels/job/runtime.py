@@ -220,7 +220,7 @@ class RuntimeProfile:
         newton_schulz_steps: Number of its iterations.
         fp32_weights: Whether the stored (sharded) weights are fp32 and serve as the optimizer's own copy too.
         keeps_empty_gradients: Whether an empty gradient of each shape of weight is kept where fused accumulation has
-            added the true one up.
+            added the true one up; "layers" is all but the head's.
         fsdp2_mixed: Whether PyTorch's FSDP2 gathers fp32 weights in the width of the products, and reduces gradients in
             fp32, layer by layer.
         gathered_share: Share of the inputs gathered for sequence-parallel products that the allocator cannot reuse yet
@@ -351,7 +351,7 @@ class RuntimeProfile:
     captured_blocks: CapturedBlocks = "none"
     loss_chunks: int = 1
     copies_softmax: bool = False
-    keeps_empty_gradients: bool = False
+    keeps_empty_gradients: bool | Literal["layers"] = False
     fused_activation: bool = True
     main_weight_bytes: int = 4
     first_moment_bytes: int = 4
@@ -470,7 +470,7 @@ class _Memory(StrictModel):
     workspace_mib: Annotated[float, Field(ge=0, le=1e9)] = 80
     fp32_weights: bool = False
     fsdp2_mixed: bool = False
-    keeps_empty_gradients: bool = False
+    keeps_empty_gradients: bool | Literal["layers"] = False
     gathered_share: Annotated[float, Field(ge=0, le=1)] = 0
 
 

@@ -26,17 +26,25 @@ CAPTURED: Mapping[str, tuple[Family, ...]] = {
 launch of a block's norm stands for that of its graph."""
 
 
-ROUTED_OPERATORS = 20.0
-"""Operators of a framework in each pass of a layer of experts beside those of layer_operators.py: scores and their
-losses, counts of tokens, the sorting of tokens and of their probabilities before and after each exchange."""
+SCORED_OPERATORS, SORTED_OPERATORS = 10.0, 10.0
+"""Operators of a framework in each pass of a layer of experts beside those of layer_operators.py: those that score tokens,
+with their losses and counts, and those that sort tokens and probabilities before and after each exchange. Together they
+take what Megatron-LM's functional tests of tiny models with experts take longer than those without
+(`python -m benchmarks.calibration.host_time`); that each is a half is assumed."""
 
 
 def launches_of(runtime: RuntimeProfile, operator: Operator) -> float:
-    """Return the number of operators that the host launches for one pass of an operator."""
+    """Return the number of operators that the host launches for one pass of an operator.
+
+    Dispatchers that send a token once, DeepEP's and HybridEP's, sort it in the kernel that sends it.
+    """
     if not is_launched(runtime, operator):
         return 0.0
-    routes = operator.family is Family.EXPERTS and operator.role in ("router", "router.data_gradient")
-    return 1.0 + ROUTED_OPERATORS * routes
+    if operator.family is not Family.EXPERTS:
+        return 1.0
+    scores = operator.role in ("router", "router.data_gradient")
+    sorts = operator.role in ("permute", "permute.gradient") and not runtime.deduplicates_tokens
+    return 1.0 + SCORED_OPERATORS * scores + SORTED_OPERATORS * sorts
 
 
 def is_launched(runtime: RuntimeProfile, operator: Operator) -> bool:

@@ -447,7 +447,8 @@ def training_states(job: TrainingJob, runtime: RuntimeProfile, held: HeldWeights
     # The bf16 weights may be halves of the fp32 copies of the states that a rank keeps (MindSpeed
     # docs/features/reuse-fp32-param.md: saves 2 bytes per parameter, over dp with the distributed optimizer).
     shared = job.element_bytes if job.shared_master_weights and not runtime.fp32_weights else 0
-    empty = (held.shapes + held.head) * (runtime.fused_accumulation and runtime.keeps_empty_gradients)
+    shapes = held.shapes + held.head * (runtime.keeps_empty_gradients is True)
+    empty = shapes * bool(runtime.fused_accumulation and runtime.keeps_empty_gradients)
     single_layers = np.where(held.zero_stage == 3, held.gathered, empty)
     if runtime.fsdp2_mixed:
         # fp32 shards, and beside them the gathered weights that stay until the backward pass; without a pipeline the

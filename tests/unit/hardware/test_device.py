@@ -212,7 +212,7 @@ def test_the_size_of_the_memory_may_stand_anywhere_in_a_name(written, name):
     assert find_device(written).name == name
 
 
-@pytest.mark.parametrize("written", ["H100-64GB", "H20-141GB", "GH200-144GB", "A800-40GB", "MI250X-128GB", "L4-24GB"])
+@pytest.mark.parametrize("written", ["H100-72GB", "H20-141GB", "GH200-144GB", "A800-40GB", "MI250X-128GB", "L4-24GB"])
 def test_another_size_of_memory_is_another_device(written):
     """A name with a memory that no known device of this kind has is refused, and never taken for a sibling."""
     with pytest.raises(ConfigError, match="is not a known device"):

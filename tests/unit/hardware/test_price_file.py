@@ -59,7 +59,7 @@ def test_unlike_hosts_add_up_and_one_without_a_price_has_no_sum(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("H100:", "H100-SXM-81:", ("prices.H100-SXM-81", "no cluster and no device", "did you mean")),
+        ("H100:", "H100-SXM-72:", ("prices.H100-SXM-72", "no cluster and no device", "did you mean")),
         ("p5-h100:", "H100-SXM-80:", ("H100-SXM-80", "keep one of the two")),
         ("2.5", "-1", ("prices.H100.per_device_hour", "-1", "greater than or equal to 0")),
         (", source: our contract}\n  p5", "}\n  p5", ("prices.H100.source", "missing")),

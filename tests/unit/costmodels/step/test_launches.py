@@ -6,7 +6,7 @@ import pytest
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_prior
 from costmodels.operators.layer_operators import step_operators
-from costmodels.step.launches import ROUTED_OPERATORS, launches_of
+from costmodels.step.launches import SCORED_OPERATORS, SORTED_OPERATORS, launches_of
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import find_cluster
 from tests.support.settings.random_settings import grid_of, job_of, setting_for
@@ -24,18 +24,26 @@ def launches_by_role(job, runtime):
 
 
 def test_routing_launches_more_than_its_product():
-    """The router's product stands for all that scores, counts and sorts tokens, in either pass."""
+    """The router's product stands for all that scores and counts tokens, and the permutation for all that sorts them."""
     found = launches_by_role(EXPERTS, MEGATRON)
 
-    assert found["router"] == found["router.data_gradient"] == 1 + ROUTED_OPERATORS
-    assert {found[role] for role in found if not role.startswith("router")} == {1}
+    assert found["router"] == found["router.data_gradient"] == 1 + SCORED_OPERATORS
+    assert found["permute"] == found["permute.gradient"] == 1 + SORTED_OPERATORS
+    assert {found[role] for role in found if not role.startswith(("router", "permute"))} == {1}
+
+
+def test_a_dispatcher_that_sends_a_token_once_sorts_it_too():
+    """The kernel that sends tokens sorts them, and scores them it does not."""
+    found = launches_by_role(EXPERTS, replace(MEGATRON, deduplicates_tokens=True))
+
+    assert (found["router"], found["permute"]) == (1 + SCORED_OPERATORS, 1)
 
 
 def test_a_captured_router_launches_nothing():
-    """What a graph of the router holds is launched with the graph."""
-    captured = replace(MEGATRON, captured_blocks="router")
+    """What a graph of the router holds is launched with the graph, and tokens are still sorted."""
+    found = launches_by_role(EXPERTS, replace(MEGATRON, captured_blocks="router"))
 
-    assert launches_by_role(EXPERTS, captured)["router"] == 0
+    assert (found["router"], found["permute"]) == (0, 1 + SORTED_OPERATORS)
 
 
 @pytest.mark.parametrize("tp", [4, 8])
