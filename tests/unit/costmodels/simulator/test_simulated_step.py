@@ -97,7 +97,8 @@ def test_an_unlike_replica_sets_the_pace_and_less_work_helps_it():
 
     No sooner than a perfect split would have it, which is (1 + r) / 2 times as fast for times in the ratio r.
     """
-    job, config = job_of(batch=48), ParallelConfig(tp=8, dp=2)
+    # long sequences, so that the devices set the pace and not their hosts
+    job, config = job_of(batch=48, sequence_length=16384), ParallelConfig(tp=8, dp=2)
     even = simulated(job, TWO_KINDS, config)
     fast_s, slow_s = (sum(works[0].parts_s().values()) for works in even.stages)
     ratio = slow_s / fast_s
@@ -114,7 +115,7 @@ def test_an_unlike_replica_sets_the_pace_and_less_work_helps_it():
 
 def test_uneven_stages_fit_unlike_hosts_and_some_layers_run_again():
     """Fewer layers on the A100, or the head on the H100, shorten a step; half of the recomputed layers cost half."""
-    job, config = job_of(batch=32), ParallelConfig(pp=2, tp=8)
+    job, config = job_of(batch=32, sequence_length=16384), ParallelConfig(pp=2, tp=8)
     even, fewer, head_on_fast = (
         simulated(job, TWO_KINDS, replace(config, assignment=uneven)).step_time_s
         for uneven in (Assignment(), Assignment(layers=(22, 10)), Assignment(hosts=(1, 0)))

@@ -30,7 +30,8 @@ def test_the_calls_make_up_the_steps(calls):
     """Operators and collectives on one host are most of the candidates' predicted steps, and each is there once."""
     told = sum(one.share for one in calls.wanted)
 
-    assert 0.8 < told < 1
+    # the rest is that of the host
+    assert 0.7 < told < 1
     assert told + calls.left_out < 1.01
     assert len({one.call for one in calls.wanted}) == len(calls.wanted)
     assert {one.call.kind for one in calls.wanted} >= {OpKind.MATMUL, OpKind.ATTENTION, OpKind.NORM, OpKind.ALL_GATHER}

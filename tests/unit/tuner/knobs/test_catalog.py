@@ -118,6 +118,7 @@ def test_keys_of_deepspeed_exist():
 
 
 NO_KNOBS = {
+    "fused_activation": "an activation that is not fused is slower and larger everywhere",
     "attention": "kernels that are not fused are slower everywhere",
     "expert_imbalance": "routing that is balanced by force trains nothing",
     "sharding": "each of the two ways has layouts and stages of its own, so that a study has one of them",

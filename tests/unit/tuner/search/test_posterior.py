@@ -240,7 +240,7 @@ def test_the_lesson_of_memory_counts_those_that_no_longer_fit(posterior):
     words = text.split()
     assert text.startswith("3 trials ran out of memory; what was tried needs ")
     assert 1.1 < float(words[words.index("needs") + 1]) < 3.0
-    assert int(words[words.index("more") - 1].replace(",", "")) == pytest.approx(newly, rel=0.15)
+    assert int(words[words.index("more") - 1].replace(",", "")) == pytest.approx(newly, rel=0.2)
 
 
 def test_the_factor_of_memory_is_that_of_those_tried(posterior):
