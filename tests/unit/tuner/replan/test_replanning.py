@@ -67,11 +67,11 @@ def config(tmp_path):
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """The same after five trials, in SQLite."""
+    """The same after five trials of what two hosts have room for too, in SQLite."""
     folder = tmp_path_factory.mktemp("tuned")
-    found = load_study(
-        write_study(folder, search="{max_trials: 5, confidence: 1}"), storage=f"sqlite:///{folder / 'done.db'}"
-    )
+    space = "{pp: [1, 2, 4], tp: [2, 4, 8], cp: [1], up: [1], vpp: [1], mbs: [1, 2]}"
+    path = write_study(folder, search="{max_trials: 5, confidence: 1}", space=space)
+    found = load_study(path, storage=f"sqlite:///{folder / 'done.db'}")
     run_study(found, on_progress=lambda _: None, executor=InProcessExecutor(found.trials.backend))
     return found
 

@@ -70,7 +70,7 @@ def test_a_plan_has_the_best_stages_for_its_own_layers(setting_and_options):
     """Stages of a plan with a slow head are those that branch and bound finds for it, not those of the plan by hand."""
     setting, options = setting_and_options
     slow_head = np.ones((2, len(PLANNED_BLOCKS)))
-    slow_head[:, PLANNED_BLOCKS.index("head")] = 6.0
+    slow_head[:, PLANNED_BLOCKS.index("head")] = 12.0
     setting, configs, grid = space_under(setting, options, compute=slow_head, kept=(1.0,) * len(PLANNED_BLOCKS))
     by_hand, planned = of_plan(configs, "hand")[-1], of_plan(configs, "descent")[-1]
     best, _ = best_stages(
