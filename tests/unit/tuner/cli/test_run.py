@@ -75,7 +75,7 @@ def test_best_of_a_finished_study_is_the_measured_one(finished, meshtune):
         "measured_gain": pytest.approx(1.5 / 0.95),
         "reference": {"role": "current", "known": "measured", "reason": None, "step_time_s": 1.5},
         "training": None,
-        "taught_by_trials": run.json["num_trials"],
+        "taught_by_trials": run.json["trials"],
         "looked_in": storage.removeprefix("sqlite:///"),
     }
     assert "(measured)" in shown.out
