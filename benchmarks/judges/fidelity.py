@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.calibration.noise_floor import noise_floor
-from benchmarks.support.fidelity_figures import LogErrors, at_medians, judge, log_errors
+from benchmarks.support.fidelity_figures import LogErrors, judge, log_errors
 from benchmarks.support.shipped_runs import shipped_runs
 from benchmarks.support.simulated_runs import simulated, taken
 from benchmarks.support.timing import USERS_MISTAKE, count_at_least, reasons, tell
@@ -212,7 +212,6 @@ def quote(
         fallen += unfit
         if not runs:
             raise ConfigError("none of the quoted runs can be simulated", nearest=reasons(fallen))
-    quoted = {name: at_medians(predictions, settings) for name, predictions in quoted.items()}
     errors = log_errors(runs, settings)
     skipped = Counter(given.skipped) + fallen
     figures = {
@@ -279,7 +278,7 @@ def _unlike(
             if not known:
                 continue
         rank_s = time.perf_counter() - start_s
-        (group,), _ = judge(known, at_medians(predictions, settings), log_errors(known, settings))
+        (group,), _ = judge(known, predictions, log_errors(known, settings))
         named = [f"{each.hosts} x {each.devices_per_host} {each.device.name}" for each in hosts]
         found.append({**_group_json(group), "hosts": named, "rank_s": rank_s})
     return found

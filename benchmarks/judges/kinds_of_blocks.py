@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.strangers.left_out import CACHE_HELP, Without, profile_without
-from benchmarks.support.fidelity_figures import at_medians, error_figures, log_errors
+from benchmarks.support.fidelity_figures import error_figures, log_errors
 from benchmarks.support.problems import read_runs, strange_setting
 from benchmarks.support.shipped_runs import FOLDER, shipped_runs
 from benchmarks.support.timing import answer, benchmark_parser
@@ -145,9 +145,7 @@ def judge_runs(runs: Sequence[MeasuredRun], cache: Path | None) -> Judged:
     }
     settings = [strange_setting(run, profiles[key]) for run, key in zip(runs, needed, strict=True)]
     return Judged(
-        runs=tuple(runs),
-        step_time_s=at_medians(predict(runs, settings), settings).step_time_s,
-        half_width=log_errors(runs, settings).step,
+        runs=tuple(runs), step_time_s=predict(runs, settings).step_time_s, half_width=log_errors(runs, settings).step
     )
 
 

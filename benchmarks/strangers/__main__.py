@@ -145,6 +145,10 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         "predicted": [{"source": source, **figures} for source, figures in predicted],
         "error_models": of_all.model_dump(),
         "predicted_overall": over_sources([figures for _, figures in predicted]),
+        "predicted_by_tuning": {
+            who: over_sources([figures for _, figures in predicted if figures["tuned_by"] == who])
+            for who in ("vendor", "user")
+        },
         **({"beside": beside} if beside else {}),
         "tuned": tuned,
         "tuned_by_source": {
@@ -223,6 +227,8 @@ def _print(result: Mapping[str, Any]) -> None:
     print("Predicted by the profile of their own runtime, which has never seen the source:")
     overall = result["predicted_overall"]
     rows = [(figures["source"], figures) for figures in result["predicted"]]
+    kinds = result["predicted_by_tuning"].items()
+    rows += [(f"mean of {own['num_sources']} by {who}s", own) for who, own in kinds if own["num_sources"]]
     print_predicted([*rows, (f"mean of {overall['num_sources']} sources", overall)])
     print(f"The mean counts each source of at least {FEWEST_ROWS} timed runs once.")
     if "beside" in result:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.stats import t as student
 
@@ -35,14 +34,12 @@ class LeftOutErrors:
         effect: Effect of the errors of all constants of the profile on the log step time [n].
         log_memory: Log of measured over predicted memory peak; nan without a measurement [n].
         log_unknown_memory: The same where the study names no profile (`runtime: unknown`) [n].
-        is_vendors: Whether a vendor tuned the run [n].
     """
 
     log_error: FloatArray
     effect: FloatArray
     log_memory: FloatArray
     log_unknown_memory: FloatArray
-    is_vendors: NDArray[np.bool_]
 
 
 def fit_errors(errors: Mapping[str, LeftOutErrors]) -> ErrorModels:
@@ -57,9 +54,7 @@ def fit_errors(errors: Mapping[str, LeftOutErrors]) -> ErrorModels:
     of_memory = [each.log_memory for each in errors.values()]
     timed, peaks = ([int(np.isfinite(each).sum()) for each in some] for some in (of_steps, of_memory))
     return ErrorModels(
-        step=_fit_steps(
-            of_steps, [each.effect for each in errors.values()], [each.is_vendors for each in errors.values()]
-        ),
+        step=_fit_steps(of_steps, [each.effect for each in errors.values()]),
         memory=_fit_memory(of_memory, error_models().memory),
         unknown_memory=_fit_memory(
             [each.log_unknown_memory for each in errors.values()], error_models().unknown_memory
@@ -69,15 +64,8 @@ def fit_errors(errors: Mapping[str, LeftOutErrors]) -> ErrorModels:
     )
 
 
-def _fit_steps(
-    log_errors: Sequence[FloatArray], effects: Sequence[FloatArray], is_vendors: Sequence[NDArray[np.bool_]]
-) -> ErrorModel:
+def _fit_steps(log_errors: Sequence[FloatArray], effects: Sequence[FloatArray]) -> ErrorModel:
     """Fit the model of step times to the errors and effects of each publisher, each [n]."""
-    user, vendor = (
-        _median_of([each[own == who] for each, own in zip(log_errors, is_vendors, strict=True)])
-        for who in (False, True)
-    )
-    log_errors = [each - np.where(own, vendor, user) for each, own in zip(log_errors, is_vendors, strict=True)]
     known = _known(log_errors)
     if known is None:
         return error_models().step
@@ -90,13 +78,7 @@ def _fit_steps(
         return ErrorModel(unseen=unseen, constants=constants, freedom=FREEDOMS[0]).scale(effect)
 
     (unseen, constants), freedom = _most_likely(log_error, weight, scale, guess=(0.15, 0.5))
-    return ErrorModel(unseen=unseen, constants=constants, freedom=freedom, user=user, vendor=vendor)
-
-
-def _median_of(log_errors: Sequence[FloatArray]) -> float:
-    """Return the median over publishers of the median of each one's known errors; 0 for less than two."""
-    of_publishers = [float(np.median(known)) for each in log_errors if len(known := each[np.isfinite(each)])]
-    return float(np.median(of_publishers)) if len(of_publishers) > 1 else 0.0
+    return ErrorModel(unseen=unseen, constants=constants, freedom=freedom)
 
 
 def _fit_memory(log_errors: Sequence[FloatArray], catalog: MemoryErrorModel) -> MemoryErrorModel:

@@ -59,9 +59,8 @@ class Predicted:
     log_margin: FloatArray
 
     def stated(self, models: ErrorModels) -> tuple[Predictions, LogErrors]:
-        """Return the predictions as error models judge their fit and who tuned the runs, and their uncertainty."""
+        """Return the predictions as error models judge their fit, and the uncertainty that these state."""
         scale, memory = models.step.scale(self.errors.effect), models.memory
-        median = np.where(self.errors.is_vendors, models.step.median("vendor"), models.step.median("user"))
         intervals = {"covered_68": SIGMA, "covered_95": WIDE}
         widths = LogErrors(
             step={name: scale * half_width(models.step.freedom, share) for name, share in intervals.items()},
@@ -71,7 +70,7 @@ class Predicted:
             },
         )
         fits = memory.probability_below(self.log_margin) >= LEAST_CHANCE
-        return replace(self.predictions, step_time_s=self.predictions.step_time_s * np.exp(median), fits=fits), widths
+        return replace(self.predictions, fits=fits), widths
 
     def figures_of(self, source: str, models: ErrorModels) -> dict[str, Any] | None:
         """Return the figures of one source under error models; None if none of its runs can be predicted."""
@@ -81,7 +80,8 @@ class Predicted:
         predictions, widths = self.stated(models)
         runs = [self.runs[place] for place in at]
         after_one = _after_one(runs, self.errors.log_error[at])
-        return judge(runs, taken(predictions, at), widths.take(at))[1] | {"after_one": after_one}
+        found = judge(runs, taken(predictions, at), widths.take(at))[1]
+        return found | {"after_one": after_one, "tuned_by": source_of(runs[0]).tuned_by}
 
 
 def _after_one(runs: Sequence[MeasuredRun], log_error: FloatArray) -> float | None:
@@ -125,7 +125,6 @@ def predict_stranger(stranger: Stranger) -> Predicted:
             effect=effect,
             log_memory=np.log(peaks_bytes / predictions.peak_memory_bytes),
             log_unknown_memory=np.log(peaks_bytes / unnamed.peak_memory_bytes),
-            is_vendors=np.array([measured.setting.runtime.tuned_by == "vendor" for measured in settings], dtype=bool),
         ),
         log_margin=log_margin,
     )

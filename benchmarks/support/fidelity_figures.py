@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.step.memory.peak import estimate_memory
-from costmodels.surrogates.uncertainty import SIGMA, WIDE, log_median, memory_half_width, step_uncertainty
+from costmodels.surrogates.uncertainty import SIGMA, WIDE, memory_half_width, step_uncertainty
 from hardware.arrays import FloatArray
 
 MIN_CONFIGS_TO_RANK = 5
@@ -56,12 +56,6 @@ def log_errors(runs: Sequence[MeasuredRun], settings: Sequence[MeasuredSetting])
     return LogErrors(
         step={"covered_68": sigma, "covered_95": wide}, memory={"covered_68": memory_sigma, "covered_95": memory_wide}
     )
-
-
-def at_medians(predictions: Predictions, settings: Sequence[MeasuredSetting]) -> Predictions:
-    """Return predictions [n] at the medians that the cost model states for runs so tuned, about which intervals lie."""
-    factor = np.exp([log_median(measured.setting.runtime) for measured in settings])
-    return replace(predictions, step_time_s=predictions.step_time_s * factor)
 
 
 def judge(

@@ -119,6 +119,8 @@ class Source(StrictModel):
     facts: dict[str, FactValue] = Field(default_factory=dict)
     inferred: list[str] = Field(default_factory=list)
     """Those of the facts that were concluded from the source's own measurements."""
+    tuned_by: Literal["user", "vendor"] = "user"
+    """Who chose the software and the flags of its runs: a vendor of devices or frameworks, or a user of them."""
     publisher: str | None = None
     """Name that sources of one cluster share, where there are several."""
     reason: str

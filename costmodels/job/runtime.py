@@ -38,9 +38,6 @@ LayerSplit = Literal["even", "balanced", "least-bottleneck"]
 CapturedBlocks = Literal["none", "attention", "router", "attention+router", "attention+mlp"]
 """Blocks of a layer in captured graphs; see `RuntimeProfile.captured_blocks`."""
 
-TunedBy = Literal["user", "vendor"]
-"""Who chose the software and the flags of a run; see `RuntimeProfile.tuned_by`."""
-
 OffloadMode = Literal["none", "optimizer"]
 """Kinds of states that may be on the host; see `RuntimeProfile.offload_modes`."""
 
@@ -124,7 +121,6 @@ LATER_FACTS = frozenset(
         "muon_splits_qkv",
         "newton_schulz",
         "newton_schulz_steps",
-        "tuned_by",
     }
 )
 """Facts that earlier versions of Meshtune did not know."""
@@ -272,8 +268,6 @@ class RuntimeProfile:
         memory_error: Standard deviation of the log of measured over predicted memory peaks on such groups.
         knows_cluster: Whether the constants were fitted to runs of the user's own cluster.
         knows_memory: Whether `memory_error` is that of peaks measured there.
-        tuned_by: Who chose the software and the flags of the run: a vendor of devices or frameworks, whose records most
-            profiles were fitted to, or a user, whose runs take longer.
         stated: Facts that are known of the run itself (facts.py); they hold under every profile.
     """
 
@@ -364,7 +358,6 @@ class RuntimeProfile:
     muon_splits_qkv: bool = True
     newton_schulz: Literal["standard", "gram"] = "standard"
     newton_schulz_steps: int = 5
-    tuned_by: TunedBy = "user"
     stated: tuple[tuple[str, Any], ...] = ()
 
     @property

@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from costmodels.job.runtime import UNKNOWN, RuntimeProfile, TunedBy
+from costmodels.job.runtime import UNKNOWN, RuntimeProfile
 from costmodels.step.normal_distribution import normal_cdf
 from hardware.arrays import FloatArray
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
@@ -27,20 +27,13 @@ CATALOG_FILE = Path(__file__).parents[1] / "catalog" / "errors.yaml"
 class ErrorModel(StrictModel):
     """Error of a predicted step time on a cluster that no fit has seen.
 
-    The log of true over predicted step time has Student's t distribution of `freedom` degrees of freedom about its
-    median, which is `user` or `vendor` by who tuned the run, with the scale sqrt(unseen^2 + (constants * effect)^2),
-    where `effect` is that of the errors of all constants of the profile.
+    The log of true over predicted step time has Student's t distribution of `freedom` degrees of freedom, with the
+    scale sqrt(unseen^2 + (constants * effect)^2), where `effect` is that of the errors of all constants of the profile.
     """
 
     unseen: Annotated[float, Field(gt=0)]
     constants: Annotated[float, Field(ge=0)]
     freedom: Annotated[int, Field(ge=1)]
-    user: float = 0.0
-    vendor: float = 0.0
-
-    def median(self, tuned_by: TunedBy) -> float:
-        """Return the median of the log of true over predicted step time, by who tuned the run."""
-        return self.user if tuned_by == "user" else self.vendor
 
     def scale(self, effect: FloatArray) -> FloatArray:
         """Return the scale of the distribution for the effects of all constants together [n]."""

@@ -77,8 +77,7 @@ def draw_log_errors(sources: Sequence[ErrorSources], num_draws: int, rng: np.ran
             rest = max(runtime.step_error**2 - float(effect @ effect), 0.0)
             drawn[:, at] = of_constants @ effect + np.sqrt(rest) * own
         else:
-            spread = model.constants * (of_constants @ effect) + model.unseen * own
-            drawn[:, at] = model.median(runtime.tuned_by) + tail * spread
+            drawn[:, at] = tail * (model.constants * (of_constants @ effect) + model.unseen * own)
     return drawn
 
 

@@ -69,15 +69,12 @@ class StepUncertainty:
         log_error_95: Half-width of its 95% interval [n].
         from_constants: Contribution of each constant of the profile to `log_error`, by its name, each [n].
         from_cluster: Contribution of a cluster that no fit has seen; 0 if the profile was fitted to the user's own.
-        log_median: Median of the logarithm of true over predicted step time, about which the intervals lie, by who
-            tuned the run; 0 if the profile was fitted to the user's own.
     """
 
     log_error: FloatArray
     log_error_95: FloatArray
     from_constants: Mapping[str, FloatArray]
     from_cluster: float
-    log_median: float
 
     def dominant(self, position: int) -> tuple[tuple[str, float], ...]:
         """Return the three constants that contribute most to one configuration's error, with contributions."""
@@ -94,11 +91,7 @@ def step_uncertainty(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstima
     if setting.runtime.knows_cluster:
         error = np.maximum(setting.runtime.step_error, effect)
         return StepUncertainty(
-            log_error=error,
-            log_error_95=half_width(None, WIDE) * error,
-            from_constants=effects,
-            from_cluster=0.0,
-            log_median=0.0,
+            log_error=error, log_error_95=half_width(None, WIDE) * error, from_constants=effects, from_cluster=0.0
         )
     model = error_models().step
     scale, sigma = model.scale(effect), half_width(model.freedom, SIGMA)
@@ -107,13 +100,7 @@ def step_uncertainty(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstima
         log_error_95=half_width(model.freedom, WIDE) * scale,
         from_constants={name: sigma * model.constants * each for name, each in effects.items()},
         from_cluster=sigma * model.unseen,
-        log_median=log_median(setting.runtime),
     )
-
-
-def log_median(runtime: RuntimeProfile) -> float:
-    """Return the median of the log of true over predicted step time under a profile, by who tuned the run."""
-    return 0.0 if runtime.knows_cluster else error_models().step.median(runtime.tuned_by)
 
 
 def constant_effects(setting: Setting, grid: ConfigGrid, *, memory: MemoryEstimate) -> dict[str, FloatArray]:

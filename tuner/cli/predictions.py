@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -189,11 +187,6 @@ def _print_step_range(payload: dict[str, Any]) -> None:
     most = sorted(widening.items(), key=lambda each: -each[1])[:2]
     leading = " and ".join(f"{name} ({effect:.1%})" for name, effect in most)
     reasons = f", mostly for {leading}" if leading else ""
-    if payload["likely_step_time_s"] != payload["step_time_s"]:
-        typer.echo(
-            f"  likely {payload['likely_step_time_s']:.4g} s: runs tuned by a {payload['tuned_by']} take "
-            f"{payload['likely_step_time_s'] / payload['step_time_s']:.3g} times the predicted step in the median"
-        )
     typer.echo(f"  {low_s:.3g} to {high_s:.3g} s with probability 95%{reasons}")
     typer.echo(f"  {payload['unnamed_step_time_s']:.4g} s under `runtime: unknown`, of which nothing is fitted")
 
@@ -405,8 +398,6 @@ def _rank_configs(request: StudyRequest, num_rows: int, as_json: bool) -> None:
             typer.echo("Step times are simulated pass by pass; `meshtune simulate` shows one such step.", err=True)
         if idle is not None:
             typer.echo(f"The first {idle.in_words}")
-        if (likely := _likely_in_words(prepared.problem, rows)) is not None:
-            typer.echo(likely, err=True)
         if any(row["source"] not in (LEARNED, "simulated", "predicted") for row in rows):
             typer.echo("* the step time of its own trials", err=True)
         if current is not None:
@@ -425,20 +416,6 @@ def _rank_configs(request: StudyRequest, num_rows: int, as_json: bool) -> None:
         if not as_json:
             typer.echo(NOTHING_WORKS, err=True)
         raise typer.Exit(FOUND_NOTHING)
-
-
-def _likely_in_words(problem: Problem, rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return how much longer than predicted such runs take in the median; None where nothing is predicted so."""
-    from costmodels.surrogates.uncertainty import log_median
-
-    runtime = problem.setting.runtime
-    median = log_median(runtime)
-    if not median or any(row["source"] not in ("predicted", "simulated") for row in rows):
-        return None
-    return (
-        f"Runs tuned by a {runtime.tuned_by} take {math.exp(median):.3g} times the predicted step in the median; "
-        "`facts: {tuned_by: vendor}` or `user` says which this is."
-    )
 
 
 def _measured_mark(row: dict[str, Any], num_trials: int) -> str:

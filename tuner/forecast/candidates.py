@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,13 +127,10 @@ def predict_with_errors(problem: Problem, chosen: ParallelConfig) -> dict[str, A
         return predicted
     runtime, headroom = problem.setting.runtime, problem.options.memory_headroom
     step_error, memory_error = float(uncertainty.log_error_95[0]), memory_half_width(runtime, WIDE)
-    likely_s = predicted["step_time_s"] * math.exp(uncertainty.log_median)
     return predicted | {
-        "likely_step_time_s": likely_s,
-        "tuned_by": runtime.tuned_by,
         "unnamed_step_time_s": _unnamed_s(problem, grid),
         "step_time_log_error": float(uncertainty.log_error[0]),
-        "step_time_range_s": list(likely_range(likely_s, step_error)),
+        "step_time_range_s": list(likely_range(predicted["step_time_s"], step_error)),
         "step_time_from_constants": dict(uncertainty.dominant(0)),
         "step_time_from_cluster": uncertainty.from_cluster,
         "peak_memory_log_error": memory_half_width(runtime, SIGMA),

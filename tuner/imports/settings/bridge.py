@@ -101,8 +101,6 @@ def import_bridge(text: str, *, file: str = "") -> Imported:
         hosts=hosts,
         devices_per_host=devices_per_host,
         command=_command(launch, script, items),
-        # it submits the recipes of the performance summaries
-        facts={**described.facts, **({"tuned_by": "vendor"} if submits else {})},
         unread=(*described.unread, *left),
     )
 

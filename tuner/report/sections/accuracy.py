@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 
@@ -32,10 +31,10 @@ def likely_ranges_s(data: ReportData, records: Sequence[TrialRecord]) -> list[tu
     setting = data.problem.setting
     grid = ConfigGrid.from_configs([data.problem.config_of(record.params) for record in records])
     memory = estimate_memory(setting, grid)
-    uncertainty = step_uncertainty(setting, grid, memory=memory)
+    log_errors = step_uncertainty(setting, grid, memory=memory).log_error
     return [
-        likely_range((record.predicted_s or 0.0) * math.exp(uncertainty.log_median), float(log_error))
-        for record, log_error in zip(records, uncertainty.log_error, strict=True)
+        likely_range(record.predicted_s or 0.0, float(log_error))
+        for record, log_error in zip(records, log_errors, strict=True)
     ]
 
 

@@ -223,11 +223,7 @@ def test_small_work_waits_for_the_host():
     tiny = job_of("llama3-8b", sequence_length=128, batch=8, hidden_size=256, ffn_size=512, head_dim=8, vocab_size=64)
     few, slow, large = (
         estimate(job, HOST, ParallelConfig(dp=8), runtime=replace(MEGATRON, launch_s=launch_s))
-        for job, launch_s in (
-            (tiny, 10e-6),
-            (tiny, 100e-6),
-            (job_of("llama3-70b", batch=8), 10e-6),
-        )
+        for job, launch_s in ((tiny, 10e-6), (tiny, 100e-6), (job_of("llama3-70b", batch=8), 10e-6))
     )
 
     assert few.breakdown_s["host"][0] > 0

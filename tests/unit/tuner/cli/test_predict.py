@@ -23,7 +23,7 @@ def test_a_prediction_tells_its_uncertainty(meshtune, simulated):
     shown = meshtune("predict", simulated, "--config", "tp=8").out
 
     low_s, high_s = told["step_time_range_s"]
-    assert low_s < told["likely_step_time_s"] < high_s
+    assert low_s < told["step_time_s"] < high_s
     assert high_s / low_s > math.exp(4 * told["step_time_log_error"])
     assert 0 < told["step_time_from_cluster"] < told["step_time_log_error"]
     assert told["peak_memory_log_error"] > 0
@@ -69,19 +69,14 @@ def test_prediction_knows_the_further_dimensions(meshtune, simulated, change, pa
     assert other["memory_bytes"][part] != base["memory_bytes"][part]
 
 
-def test_a_users_run_takes_longer_than_a_vendors(meshtune, simulated):
-    """The profile's time is the same; what is likely, and its range, are those of runs tuned by either."""
-    user, vendor = (
-        meshtune("predict", simulated, "--config", "tp=8", "--set", f"facts.tuned_by={who}", "--json").json
-        for who in ("user", "vendor")
+def test_the_step_without_a_profile_stands_beside(meshtune, simulated):
+    """It is what the same study predicts with `runtime: unknown`."""
+    told, unnamed = (
+        meshtune("predict", simulated, "--config", "tp=8", *more, "--json").json
+        for more in ((), ("--set", "runtime=unknown"))
     )
     shown = meshtune("predict", simulated, "--config", "tp=8").out
 
-    assert user["step_time_s"] == vendor["step_time_s"]
-    assert user["likely_step_time_s"] > vendor["likely_step_time_s"]
-    for told in (user, vendor):
-        factor = told["likely_step_time_s"] / told["step_time_s"]
-        assert math.sqrt(math.prod(told["step_time_range_s"])) == pytest.approx(told["step_time_s"] * factor)
-    assert re.search(
-        r"^  likely [\d.]+ s: runs tuned by a user take 1\.\d+ times the predicted step in the median$", shown, re.M
-    )
+    assert told["unnamed_step_time_s"] == pytest.approx(unnamed["step_time_s"])
+    assert told["unnamed_step_time_s"] != told["step_time_s"]
+    assert f"  {told['unnamed_step_time_s']:.4g} s under `runtime: unknown`" in shown

@@ -198,7 +198,6 @@ def test_a_script_that_submits_its_job_gives_no_trial():
 
     assert (imported.hosts, imported.devices_per_host, imported.degrees["tp"]) == (2, 8, 2)
     assert any("submits a job" in why for why in imported.command.unknown)
-    assert imported.facts["tuned_by"] == "vendor"
 
 
 # Megatron-SWIFT
