@@ -27,9 +27,9 @@ launch of a block's norm stands for that of its graph."""
 
 
 SCORED_OPERATORS, SORTED_OPERATORS = 10.0, 10.0
-"""Operators of a framework in each pass of a layer of experts beside those of layer_operators.py: those that score tokens,
-with their losses and counts, and those that sort tokens and probabilities before and after each exchange. Together they
-take what Megatron-LM's functional tests of tiny models with experts take longer than those without
+"""Operators of a framework in each pass of a layer of experts beside those of layer_operators.py: those that score
+tokens, with their losses and counts, and those that sort tokens and probabilities before and after each exchange. Both
+together take what Megatron-LM's functional tests of tiny models with experts take longer than those without
 (`python -m benchmarks.calibration.host_time`); that each is a half is assumed."""
 
 

@@ -24,7 +24,7 @@ def launches_by_role(job, runtime):
 
 
 def test_routing_launches_more_than_its_product():
-    """The router's product stands for all that scores and counts tokens, and the permutation for all that sorts them."""
+    """The router's product stands for all that scores tokens, and the permutation for all that sorts them."""
     found = launches_by_role(EXPERTS, MEGATRON)
 
     assert found["router"] == found["router.data_gradient"] == 1 + SCORED_OPERATORS

@@ -451,7 +451,7 @@ DEEPSEEK_V3_4 = find_model("deepseek-v3").changed(num_layers=4, num_dense_layers
     ],
 )
 def test_measured_on_b200(model, length, config, mebibytes):
-    """Within 1%: torch's max allocated of Megatron-Core before 0.14 with Transformer Engine and its fused cross entropy on 8 B200.
+    """Within 1%: torch's max allocated on 8 B200, of Megatron-Core before 0.14 with Transformer Engine's cross entropy.
 
     Source: MooreThreads/SimuMax (Apache-2.0), measured B200 cases with four micro-batches.
     """
