@@ -20,7 +20,7 @@ from costmodels.calibration.fidelity import predict, settings_of
 from costmodels.calibration.fitting import Calibration, FittedConstant
 from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.job.runtime import CONSTANTS, NOT_FITTED, ProfileFile, RuntimeProfile, read_profile
-from hardware.io.config_file import read_mapping, validate_mapping
+from hardware.io.config_file import read_mapping, read_text, validate_mapping
 from hardware.io.output_file import write_output
 
 DIGITS = 4
@@ -113,7 +113,7 @@ def profile_text(base: Path, fit: Calibration, peaks: PeakErrors | None, *, is_o
 def text_with_peaks(base: Path, peaks: PeakErrors) -> str:
     """Return the text of a profile's file with the errors of predicted peaks, and all else as it is."""
     errors = read_mapping(base)["errors"] | _peak_entries(peaks)
-    lines = base.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = read_text(base).splitlines(keepends=True)
     return "".join(_format_entry("errors", errors) if line.startswith("errors:") else line for line in lines)
 
 

@@ -76,7 +76,7 @@ def test_a_fit_lessens_the_error_on_other_models(quoted, write):
     before, after = (quoted("--fit", file, "--quote", quote, "--runtime", "megatron-core") for file in (fast, fit))
 
     assert after["overall"]["median_ape"] < 0.5 * before["overall"]["median_ape"]
-    assert after["overall"]["median_ape"] < 0.1
+    assert after["overall"]["median_ape"] < 0.15
 
 
 def test_tagged_rows_are_left_out_unless_raw(quoted, write):

@@ -39,7 +39,9 @@ def test_a_simulated_best_ran_a_plan_and_says_so(tmp_path):
     """Where the planned twin of a layout is the fastest, every answer names the plan, and flags disclaim its gain."""
     file = tmp_path / "study.yaml"
     search = "{max_trials: 20, confidence: 1.0, tolerance: 0}"
-    file.write_text(planned_study_text(search=search, trial="{backend: simulated, noise: 0.001}"), encoding="utf-8")
+    job = "{sequence_length: 16384, global_batch_size: 64}"  # so long that devices set the pace, and not their hosts
+    text = planned_study_text(search=search, job=job, trial="{backend: simulated, noise: 0.001}")
+    file.write_text(text, encoding="utf-8")
     config = load_planned(file, tmp_path)
     executor = InProcessExecutor(backend=config.backend)
     result = run_study(config, executor=executor)
