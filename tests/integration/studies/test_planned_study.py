@@ -39,8 +39,8 @@ def test_a_simulated_best_ran_a_plan_and_says_so(tmp_path):
     """Where the planned twin of a layout is the fastest, every answer names the plan, and flags disclaim its gain."""
     file = tmp_path / "study.yaml"
     search = "{max_trials: 20, confidence: 1.0, tolerance: 0}"
-    job = "{sequence_length: 16384, global_batch_size: 64}"  # so long that devices set the pace, and not their hosts
-    text = planned_study_text(search=search, job=job, trial="{backend: simulated, noise: 0.001}")
+    space = "{pp: [1], tp: [1, 2], cp: [1], up: [2], mbs: [1]}"  # each layout has a planned twin
+    text = planned_study_text(search=search, space=space, trial="{backend: simulated, noise: 0.001}")
     file.write_text(text, encoding="utf-8")
     config = load_planned(file, tmp_path)
     executor = InProcessExecutor(backend=config.backend)
