@@ -13,7 +13,7 @@ pp, tp, dp, cp, mbs = map(int, sys.argv[1:])
 if 260 / (tp * pp) + 4 * mbs / tp + 10 > 76:
     sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
 memory_gib = 260 / (tp * pp) + 4 * mbs / tp + 10
-step_ms = 9000 * (1 + 0.05 * (pp - 1)) * (1 + 0.02 * (tp - 1) + 0.1 * (cp - 1)) * (1.1 if mbs == 1 else 1)
+step_ms = 9000 * (1 + 0.05 * (pp - 1)) * (1 + 0.02 * (tp - 1) + 0.1 * (cp - 1)) * (1.1 if mbs == 1 else 1 + mbs / 1000)
 for step in range(1, 6):
     print(f"step {step} took {step_ms + step} ms, {memory_gib} GiB", flush=True)
 """
@@ -24,7 +24,7 @@ model: llama3-8b
 cluster: {{name: dgx-h100, hosts: 2}}
 job: {{sequence_length: 4096, global_batch_size: 64}}
 current: {{pp: 4, tp: 4, dp: 1, mbs: 1}}
-search: {{max_trials: 24, seed: 0, rehearse: "off"}}
+search: {{max_trials: 40, seed: 0, rehearse: "off"}}
 trial:
   backend: command
   command: [{python}, train.py, "{{pp}}", "{{tp}}", "{{dp}}", "{{cp}}", "{{mbs}}"]

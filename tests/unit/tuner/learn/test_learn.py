@@ -28,7 +28,7 @@ from tuner.study_file.config import load_study
 from tuner.study_file.storage_address import StorageAddress
 
 LAYOUTS = ((1, 1, 1), (2, 1, 1), (4, 1, 2), (8, 1, 4), (2, 2, 1), (1, 2, 2))
-EFFICIENCY = 0.7
+EFFICIENCY = 0.85
 """Share of the catalog's efficiency of matrix products that the made-up cluster reaches."""
 
 
@@ -75,7 +75,7 @@ def sweeps(tmp_path):
 
 
 def test_logs_become_a_profile_that_predicts_ones_cluster(meshtune, sweeps):
-    """Each sweep is predicted better by a fit to the other one, and a study predicts with the profile by its path."""
+    """Sweeps are predicted better by a fit to another one, and a study predicts with the profile by its path."""
     status, out, err = meshtune("learn", "large", "small", "--cluster", "H100", "--json")
     told = json.loads(out)
 
@@ -83,14 +83,15 @@ def test_logs_become_a_profile_that_predicts_ones_cluster(meshtune, sweeps):
     assert told.keys() == JSON_KEYS["learn"][""].keys()
     assert (told["rows"], len(told["added"]), told["refused"], told["runtime"]) == (12, 12, [], "megatron-core")
     assert [(one["name"], one["runs"]) for one in told["held_out"]["parts"]] == [("large", 6), ("small", 6)]
-    for one in told["held_out"]["parts"]:
-        assert one["before"] > 0.05
-        assert one["after"] < 0.9 * one["before"]
-        assert one["ratio_before"] < one["ratio_after"] < 1.1
+    # the smaller model waits for the host, which is the catalog's, and its error was small before
+    large, small = told["held_out"]["parts"]
+    assert large["after"] < 0.9 * large["before"]
+    assert large["ratio_before"] < large["ratio_after"] < 1
+    assert small["after"] < 0.1
     assert told["held_out"]["after"] < 0.9 * told["held_out"]["before"]
     shipped, fitted = find_runtime("megatron-core"), read_profile(sweeps / "my-profile.yaml")
     assert fitted.matmul_efficiency * dict(fitted.device_speed)["H100-SXM-80"] < (
-        0.9 * shipped.matmul_efficiency * shipped.speed_of("H100-SXM-80")
+        0.95 * shipped.matmul_efficiency * shipped.speed_of("H100-SXM-80")
     )
     assert fitted.step_error == pytest.approx(told["fit"]["held_out_error"], rel=1e-3)
     (sweeps / "study.yaml").write_text(study(runtime="./my-profile.yaml"), encoding="utf-8")
