@@ -69,7 +69,7 @@ def qwen3_step_s(**facts):
 
 
 def test_tokens_sent_once_per_host_and_hidden_exchanges():
-    """HybridEP alone and with overlap take 24.71 and 20.15 s; the all-to-all of the profile would take half as long again."""
+    """HybridEP alone and with overlap take 24.71 and 20.15 s, an all-to-all half as long again."""
     assert qwen3_step_s(**ONCE_PER_HOST) == pytest.approx(24.714, rel=0.06)
     assert qwen3_step_s(**ONCE_PER_HOST, overlaps_experts=True) == pytest.approx(20.147, rel=0.1)
     assert qwen3_step_s() > 1.5 * 24.714
