@@ -10,7 +10,7 @@ import numpy as np
 from costmodels.job.parallel_config import HAND, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import UNKNOWN, find_runtime
 from costmodels.step.error_models import memory_error_of
-from costmodels.step.memory.peak import MemoryEstimate
+from costmodels.step.memory.peak import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import StepEstimate, estimate_step
 from costmodels.surrogates.uncertainty import SIGMA, WIDE, likely_range, memory_half_width
 from hardware.arrays import FloatArray, IntArray
@@ -113,7 +113,7 @@ def predict_candidate(problem: Problem, chosen: ParallelConfig) -> dict[str, Any
 def _unnamed_s(problem: Problem, grid: ConfigGrid) -> float:
     """Return the step time that the first of some configurations has under the profile of a framework without one."""
     unnamed = replace(problem.setting, runtime=find_runtime(UNKNOWN))
-    return float(estimate_step(unnamed, grid).step_time_s[0])
+    return float(estimate_step(unnamed, grid, memory=estimate_memory(unnamed, grid)).step_time_s[0])
 
 
 def predict_with_errors(problem: Problem, chosen: ParallelConfig) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Refitted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learned:
-    """What was learned.
+    """Result of learning from files.
 
     Attributes:
         pool: File of the pool.
