@@ -7,6 +7,7 @@ from costmodels.operators.kernels import execution_s
 from costmodels.operators.layer_operators import recomputed_share, step_operators
 from costmodels.simulator.operator_prices import OperatorPrices
 from costmodels.step.communication import issued_collectives
+from costmodels.step.launches import launches_of
 from tests.support.settings.random_settings import cases, grid_of
 
 
@@ -27,7 +28,8 @@ def test_prices_are_those_of_each_configuration_alone(case):
         assert prices.recomputed(config) == pytest.approx({name: share for name, share in again.items() if share})
         kernels, collectives = prices.launches(config)
         for block, launched in zip(case.job.model.block_names, kernels, strict=True):
-            assert launched == pytest.approx(sum(1 + again[op.name] for op in operators if op.block == block))
+            own = [op for op in operators if op.block == block]
+            assert launched == pytest.approx(sum(launches_of(case.runtime, op) * (1 + again[op.name]) for op in own))
         assert collectives.tolist() == issued_collectives(case.job, case.runtime, grid)[:, 0].tolist()
         for device in case.cluster.devices:
             seconds = {op.name: execution_s(op, device, case.job, case.runtime, grid)[0] for op in operators}

@@ -22,7 +22,7 @@ from tuner.study_file.config import load_study
 
 STUDY = Path(__file__).resolve().parents[4] / "configs" / "studies" / "unlike-hosts.yaml"
 SIX_HOSTS = ("cluster={groups: [{name: dgx-a100, hosts: 2}, {name: v100-pcie, hosts: 4}]}", "job.global_batch_size=192")
-FEW = {"tp": [4, 8], "vpp": [1], "cp": [1], "up": [1], "mbs": [1, 2]}
+FEW = {"tp": [4, 8], "vpp": [1], "cp": [1], "up": [1], "mbs": [2, 4]}
 """Degrees with which a space is quick to build."""
 ON_TWO = ParallelConfig(dp=2, tp=8, assignment=Assignment(hosts=(0, 1)))
 

@@ -139,7 +139,9 @@ def samples_of(problem, seed, positions, **options):
 
 @pytest.mark.slow
 def test_slow_kernels_slow_their_candidates(problem, operators):
-    """Matrix products that all take half again as long lengthen every step, most of all where they are most of it."""
+    """Matrix products that all take half again as long lengthen every step, most of all where they are most of it, and
+    least where devices wait for their hosts.
+    """
     slow = [
         replace(sample, time_s=1.5 * sample.time_s)
         for sample in samples_of(problem, 0, np.arange(0, len(problem[1]), 40), operator_error=0.0, noise=0.0)
@@ -148,7 +150,8 @@ def test_slow_kernels_slow_their_candidates(problem, operators):
 
     composition, told = operators.compose(slow, NUM_DRAWS, np.random.default_rng(0))
 
-    assert (composition.mean > 0.01).all()
+    assert (composition.mean > 0).all()
+    assert np.median(composition.mean) > 0.05
     assert composition.mean.max() == pytest.approx(np.log(1.5), abs=0.15)
     assert told == {"matmul_efficiency", "grouped_matmul_efficiency"}  # a dense model has no grouped ones to measure
 

@@ -389,10 +389,14 @@ def test_calibration_gets_the_same_from_history_as_from_the_file(tmp_path):
 
 @pytest.mark.slow
 def test_a_profile_is_fitted_to_what_a_study_ran(tmp_path):
-    """Trials of an earlier study move the constants of its runtime towards what made them."""
+    """Trials of an earlier study move the constants of its runtime towards what made them.
+
+    Sequences are so long that no device waits for its host, which could else be what is slow.
+    """
     storage = f"sqlite:///{tmp_path / 'past.db'}"
     profile = find_prior("megatron-core")
-    config = loaded(tmp_path, storage, "model=llama-7b", "cluster={name: dgx-h100, hosts: 1}", "search.max_trials=14")
+    changes = ("model=llama-7b", "job.sequence_length=8192", "cluster={name: dgx-h100, hosts: 1}")
+    config = loaded(tmp_path, storage, *changes, "search.max_trials=14")
     world = replace(
         config.problem.setting.runtime, **{name: getattr(profile, name) for name in CONSTANTS}, residuals=()
     )
