@@ -1,8 +1,10 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from costmodels.calibration.measured_runs import find_stated_layers
+from costmodels.calibration.fidelity import predict, settings_of
+from costmodels.calibration.measured_runs import find_stated_layers, read_measured
 from costmodels.calibration.sources import (
     FALLBACK_RUNTIME,
     FSDP_RUNTIME,
@@ -20,6 +22,7 @@ from hardware.device import find_devices
 from hardware.io.errors import ConfigError
 from tests.support.settings.synthetic_runs import small_model, unmeasured_run
 
+RUNS = Path(__file__).parents[4] / "configs" / "measured" / "runs"
 PLAIN = unmeasured_run(small_model(2048), ParallelConfig(tp=2, dp=4, sequence_parallel=True))
 FSDP = replace(PLAIN, config=ParallelConfig(dp=8, zero_stage=3))
 
@@ -130,6 +133,33 @@ def test_a_row_states_a_part_of_its_network():
     assert hosts_of(faster) == [(3, 4, "V100-SXM-16"), (1, 4, "T4-16")]
     assert {(nic.kind, nic.bandwidth_bytes_per_s, nic.sharers) for nic in nics} == {("ethernet", 2.5e9, 1)}
     assert [nic.efficiency for nic in nics] == [0.95, None]
+
+
+# What a peak counts
+
+
+@pytest.mark.parametrize(
+    ("model", "gibibytes"),
+    [
+        ("llama2_tp2_cp4_general_double_ring", 26.867),
+        ("tune_llama2_tp2_cp2_adaptive_cp", 34.729),
+        ("mixtral_mcore_tp4_cp2_ep2_ptd", 19.293),
+        ("gpt4_mcore_tp4_cp2_32k_moe_drop", 33.045),
+        ("seed_oss_36b_tp2pp2", 10.537),
+    ],
+)
+def test_a_first_step_makes_the_optimizers_moments_when_activations_are_gone(model, gibibytes):
+    """MindSpeed-LLM's tests log memory after one step, where the states alone are the peak.
+
+    The first two share the bf16 weights with their fp32 copies (--reuse-fp32-param).
+    """
+    runs = read_measured(["mindspeed-llm-tests.csv"], {"model": model}, RUNS)
+    known, settings, _ = settings_of(runs[:1], {})
+    later = [replace(one, first_step=False) for one in settings]
+
+    assert known[0].peak_memory_bytes / 2**30 == pytest.approx(gibibytes, abs=0.001)
+    assert predict(known, settings).peak_memory_bytes[0] / 2**30 == pytest.approx(gibibytes, rel=0.01)
+    assert predict(known, later).peak_memory_bytes[0] > 1.04 * predict(known, settings).peak_memory_bytes[0]
 
 
 # Unlike devices
