@@ -17,7 +17,7 @@ from costmodels.calibration.sources import (
 )
 from costmodels.calibration.sources import _load_sources as table
 from costmodels.calibration.stated_setup import StatedSetup
-from costmodels.job.parallel_config import ParallelConfig
+from costmodels.job.parallel_config import Assignment, ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
 from hardware.device import find_devices
 from hardware.io.errors import ConfigError
@@ -186,6 +186,19 @@ def test_facts_of_rows_explain_their_peaks(file, where, share):
 
     assert with_facts <= share
     assert without > 1.5 * with_facts
+
+
+def test_embeddings_that_count_as_layers_lighten_the_ends():
+    """Zero Bubble's 1F1B runs keep a layer less on their first stage, which holds the most micro-batches."""
+    runs = read_measured(["papers.csv"], {"source": "zero-bubble", "vpp": 1}, RUNS)
+    settings = settings_of(runs, {})[1]
+    measured = np.array([run.peak_memory_bytes for run in runs])
+    even = [replace(run, config=replace(run.config, assignment=Assignment())) for run in runs]
+    told, other = (np.median(np.abs(predict(each, settings).peak_memory_bytes / measured - 1)) for each in (runs, even))
+
+    assert {sum(run.config.assignment.layers) - run.model.num_layers for run in runs} == {0}
+    assert told < 0.03
+    assert other > 0.1
 
 
 def test_bigscience_measured_the_first_stage():
