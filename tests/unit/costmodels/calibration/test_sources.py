@@ -17,8 +17,9 @@ from costmodels.calibration.sources import (
 )
 from costmodels.calibration.sources import _load_sources as table
 from costmodels.calibration.stated_setup import StatedSetup
-from costmodels.job.parallel_config import Assignment, ParallelConfig
+from costmodels.job.parallel_config import Assignment, ConfigGrid, ParallelConfig
 from costmodels.job.runtime import find_runtime, runtime_names
+from costmodels.step.memory.peak import estimate_memory
 from hardware.device import find_devices
 from hardware.io.errors import ConfigError
 from tests.support.settings.synthetic_runs import small_model, unmeasured_run
@@ -186,6 +187,24 @@ def test_facts_of_rows_explain_their_peaks(file, where, share):
 
     assert with_facts <= share
     assert without > 1.5 * with_facts
+
+
+def test_runs_that_reduce_in_16_bits_fit():
+    """Every run of NVIDIA's recipes ran; with fp32 gradients ten of them would not fit (grad_sync_dtype: bf16)."""
+    runs = [
+        run for run in read_measured(["dgxc-benchmarking.csv"], {}, RUNS) if "gradient_bytes" in dict(run.stated.facts)
+    ]
+    bare = [replace(run, stated=replace(run.stated, facts=())) for run in runs]
+
+    def too_large(runs):
+        settings = settings_of(runs, {})[1]
+        each = [
+            estimate_memory(one.setting, ConfigGrid.from_configs([run.config]))
+            for run, one in zip(runs, settings, strict=True)
+        ]
+        return sum(bool(one.needed_bytes[0] > one.capacity_bytes[0]) for one in each)
+
+    assert (len(runs), too_large(runs), too_large(bare)) == (76, 0, 10)
 
 
 def test_embeddings_that_count_as_layers_lighten_the_ends():
