@@ -207,6 +207,19 @@ def test_runs_that_reduce_in_16_bits_fit():
     assert (len(runs), too_large(runs), too_large(bare)) == (76, 0, 10)
 
 
+@pytest.mark.parametrize("gibibytes", [55.98, 53.62])
+def test_a_prediction_module_stands_on_the_last_stage(gibibytes):
+    """Megatron-LM's tests of pipelines with such a module measure it and its logits there, on top of the head's."""
+    runs = read_measured(["megatron-lm-tests.csv"], {"vpp": 4, "pp": 2}, RUNS)
+    (run,) = [run for run in runs if run.peak_memory_bytes and abs(run.peak_memory_bytes / 2**30 - gibibytes) < 0.01]
+    without = replace(run, model=replace(run.model, num_mtp_layers=0))
+    told, bare = (predict([one], settings_of([one], {})[1]).peak_memory_bytes[0] / 2**30 for one in (run, without))
+
+    assert run.model.num_mtp_layers == 1
+    assert told == pytest.approx(gibibytes, rel=0.03)
+    assert bare < 0.9 * gibibytes
+
+
 def test_embeddings_that_count_as_layers_lighten_the_ends():
     """Zero Bubble's 1F1B runs keep a layer less on their first stage, which holds the most micro-batches."""
     runs = read_measured(["papers.csv"], {"source": "zero-bubble", "vpp": 1}, RUNS)
