@@ -160,7 +160,7 @@ class MeasuredSetting:
         runtime = replace(self.setting.runtime, first_moment_bytes=0, second_moment_bytes=0)
         passes = estimate_memory(replace(self.setting, runtime=runtime), grid, stage=self.stage)
         states = np.sum([memory.parts_bytes[part] for part in ("weights", "gradients", "optimizer")], axis=0)
-        return np.maximum(passes.peak_as(self.memory), states)
+        return np.asarray(np.maximum(passes.peak_as(self.memory), states))
 
 
 @cache
