@@ -1,0 +1,55 @@
+"""Page of accuracy: how far predictions were from measured runs of publishers that no fit had seen."""
+
+from __future__ import annotations
+
+from tuner.atlas.accuracy import Accuracy
+from tuner.atlas.pages.frame import lines, page
+from tuner.atlas.places import AtlasJob
+from tuner.report.markup import Content, section, table
+from tuner.report.words import MISSING, percent
+
+
+def accuracy_page(found: Accuracy, job: AtlasJob) -> str:
+    """Render the page.
+
+    Args:
+        found: Errors of each publisher.
+        job: Job of the atlas.
+    """
+    rows: list[list[Content]] = [
+        [
+            each.publisher,
+            each.tuned_by,
+            f"{each.runs:,}",
+            percent(each.step_error),
+            percent(each.step_signed, signed=True),
+            percent(each.inside_95),
+            f"{each.peaks:,}" if each.peaks else MISSING,
+            percent(each.peak_error),
+        ]
+        for each in found.publishers
+    ]
+    heads: list[Content] = [
+        "publisher",
+        "tuned by",
+        "runs",
+        "step: median error",
+        "signed",
+        "in 95% interval",
+        "peaks",
+        "memory: median error",
+    ]
+    told = (
+        "Each publisher's runs were predicted by profiles that were fitted without them. The error is the median of "
+        "|predicted / measured - 1| over its runs; a negative signed error means that steps took longer than predicted. "
+        f"Measured by `{found.made_with}`.",
+    )
+    return page(
+        "Accuracy by publisher",
+        section("accuracy", "Errors of runs that no fit has seen", lines(*told), table(heads, rows, numeric=_NUMERIC)),
+        root="",
+        job=job,
+    )
+
+
+_NUMERIC = frozenset(range(2, 8))
