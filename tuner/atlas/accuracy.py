@@ -1,4 +1,4 @@
-"""Errors of predictions for publishers that no fit has seen, as the catalog keeps them (catalog/accuracy.yaml)."""
+"""Errors of predictions for sources of runs that no fit has seen, as the catalog keeps them (catalog/accuracy.yaml)."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ ACCURACY_FILE = CATALOG_FILE.with_name("accuracy.yaml")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PublisherAccuracy:
-    """Errors of one publisher's runs.
+class SourceAccuracy:
+    """Errors of one source's runs.
 
     Attributes:
-        publisher: Whose cluster it was.
+        source: Source of the runs, by its name in the catalog of sources.
         tuned_by: `vendor` or `user`: who chose software and flags.
         runs: Number of timed runs.
         step_error: Median of |predicted / measured - 1| of step times; None without timed runs.
         step_signed: Median of predicted / measured - 1; None without timed runs.
+        after_one: Median error of a run where one other run of its job was measured; None without such jobs.
         inside_95: Share of the runs inside their 95% intervals; None without timed runs.
         peaks: Number of runs with a measured peak of memory.
         peak_error: Median of |predicted / measured - 1| of these peaks; None without any.
     """
 
-    publisher: str
+    source: str
     tuned_by: str
     runs: int
     step_error: float | None
     step_signed: float | None
+    after_one: float | None
     inside_95: float | None
     peaks: int
     peak_error: float | None
@@ -39,15 +41,15 @@ class PublisherAccuracy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accuracy:
-    """Errors of all publishers.
+    """Errors of all sources.
 
     Attributes:
         made_with: Command that measured them.
-        publishers: Errors by publisher.
+        sources: Errors by source.
     """
 
     made_with: str
-    publishers: tuple[PublisherAccuracy, ...]
+    sources: tuple[SourceAccuracy, ...]
 
 
 def read_accuracy() -> Accuracy:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from costmodels.job.parallel_config import Value
-from hardware.time_units import DAY_S
+from hardware.cluster_file import find_cluster
+from hardware.price_file import Prices
+from hardware.time_units import DAY_S, HOUR_S
 from tuner.atlas.answers import Answer, Layout
-from tuner.atlas.places import AtlasJob
+from tuner.atlas.places import AtlasJob, Place
 from tuner.report.words import format_value
 
 PARTS = {
@@ -67,6 +69,12 @@ def days_of(layout: Layout, job: AtlasJob) -> tuple[float, float, float]:
     days = job.tokens / job.tokens_per_step / DAY_S
     low_s, high_s = layout.step_time_range_s
     return days * layout.step_time_s, days * low_s, days * high_s
+
+
+def cost_of(place: Place, days: float, prices: Prices | None) -> float | None:
+    """Return the cost of so many days on all devices of a place; None without a price."""
+    per_hour = None if prices is None else prices.per_device_hour(find_cluster(place.cluster).groups[0])
+    return None if per_hour is None else days * DAY_S / HOUR_S * place.devices * per_hour
 
 
 def tokens_in_words(tokens: float) -> str:

@@ -1,4 +1,4 @@
-"""Page of accuracy: how far predictions were from measured runs of publishers that no fit had seen."""
+"""Page of accuracy: how far predictions were from measured runs of sources that no fit had seen."""
 
 from __future__ import annotations
 
@@ -13,43 +13,45 @@ def accuracy_page(found: Accuracy, job: AtlasJob) -> str:
     """Render the page.
 
     Args:
-        found: Errors of each publisher.
+        found: Errors of each source.
         job: Job of the atlas.
     """
     rows: list[list[Content]] = [
         [
-            each.publisher,
+            each.source,
             each.tuned_by,
             f"{each.runs:,}",
             percent(each.step_error),
             percent(each.step_signed, signed=True),
+            percent(each.after_one),
             percent(each.inside_95),
             f"{each.peaks:,}" if each.peaks else MISSING,
             percent(each.peak_error),
         ]
-        for each in found.publishers
+        for each in found.sources
     ]
     heads: list[Content] = [
-        "publisher",
+        "source",
         "tuned by",
         "runs",
         "step: median error",
         "signed",
+        "after one measured run",
         "in 95% interval",
         "peaks",
         "memory: median error",
     ]
     told = (
-        "Each publisher's runs were predicted by profiles that were fitted without them. The error is the median of "
-        "|predicted / measured - 1| over its runs; a negative signed error means that steps took longer than predicted. "
+        "Each source's runs were predicted by profiles that were fitted without their publisher. The error is the median of "
+        "|predicted / measured - 1| over its runs; a negative signed error means longer steps than predicted. "
         f"Measured by `{found.made_with}`.",
     )
     return page(
-        "Accuracy by publisher",
+        "Accuracy by source",
         section("accuracy", "Errors of runs that no fit has seen", lines(*told), table(heads, rows, numeric=_NUMERIC)),
         root="",
         job=job,
     )
 
 
-_NUMERIC = frozenset(range(2, 8))
+_NUMERIC = frozenset(range(2, 9))

@@ -53,13 +53,9 @@ def _figures(device: Device) -> Html:
     told += [
         ("memory", f"{device.memory_bytes / 2**30:.1f} GiB", "memory_gib"),
         ("memory bandwidth", f"{device.memory_bandwidth_bytes_per_s / 1e9:,.0f} GB/s", "memory_bandwidth_gb_per_s"),
-        ("link in a host", f"{device.scale_up.bandwidth_bytes_per_s / 1e9:,.0f} GB/s, {device.scale_up.kind}", ""),
-        (
-            "link between hosts",
-            f"{device.scale_out.bandwidth_bytes_per_s / 1e9:,.1f} GB/s, {device.scale_out.kind}",
-            "",
-        ),
     ]
+    for name, link in (("link in a host", device.scale_up), ("link between hosts", device.scale_out)):
+        told.append((name, f"{link.bandwidth_bytes_per_s / 1e9:,.4g} GB/s, {link.kind}", ""))
     sources = dict(device.sources)
     rows: list[list[Content]] = [[name, value, sources.get(field, "")] for name, value, field in told]
     return table(["", "", "source"], rows)

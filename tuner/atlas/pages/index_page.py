@@ -8,11 +8,10 @@ from typing import Any
 
 from hardware.cluster_file import find_cluster
 from hardware.price_file import Prices
-from hardware.time_units import DAY_S, HOUR_S
 from tuner.atlas.answers import Answer
 from tuner.atlas.pages.frame import DATA_FILE, FILTER_FILE, anchor, device_path, linked, model_path, page
 from tuner.atlas.places import AtlasJob
-from tuner.atlas.words import days_of
+from tuner.atlas.words import cost_of, days_of
 from tuner.report.markup import Content, Html, concatenate, section, tag
 from tuner.report.words import gibibytes, in_short, percent, seconds
 
@@ -82,10 +81,9 @@ def data_script(answers: Sequence[Answer], job: AtlasJob, prices: Prices | None)
 
 def _row(found: Answer, job: AtlasJob, prices: Prices | None) -> dict[str, Any]:
     place = found.place
-    cluster = find_cluster(place.cluster, place.hosts)
     row: dict[str, Any] = {
         "model": place.model,
-        "device": cluster.devices[0].name,
+        "device": find_cluster(place.cluster).devices[0].name,
         "cluster": place.cluster,
         "devices": place.devices,
         "link": f"{model_path(place.model)}#{anchor(place)}",
@@ -94,8 +92,7 @@ def _row(found: Answer, job: AtlasJob, prices: Prices | None) -> dict[str, Any]:
         return row | {"cells": [place.model, place.cluster, f"{place.devices:,}", "none fits"], "order": []}
     best = found.layouts[0]
     days, _, _ = days_of(best, job)
-    per_hour = None if prices is None else prices.per_hour(cluster)
-    cost = None if per_hour is None else days * DAY_S / HOUR_S * per_hour
+    cost = cost_of(place, days, prices)
     cells = [
         place.model,
         place.cluster,

@@ -8,8 +8,8 @@ from tuner.atlas.answers import Answer
 from tuner.report.markup import Content, Html, tag
 from tuner.report.words import seconds
 
-LEVELS = 5
-"""Shades of cells."""
+LEVELS, SHARE_OF_LEVEL = 5, 0.13
+"""Number of shades of cells, and the utilisation that each spans."""
 
 
 def matrix(
@@ -24,14 +24,13 @@ def matrix(
         head: Heading of the first column.
     """
     sizes = sorted({each.place.devices for answers in rows.values() for each in answers})
-    best = max((each.layouts[0].mfu for answers in rows.values() for each in answers if each.layouts), default=1.0)
     heads = tag(
         "tr", tag("th", head, scope="col"), *(tag("th", f"{size:,}", class_="number", scope="col") for size in sizes)
     )
     body = []
     for name, answers in zip(names, rows.values(), strict=True):
         by_size = {each.place.devices: each for each in answers}
-        cells = (_cell(by_size.get(size), best, link) for size in sizes)
+        cells = (_cell(by_size.get(size), link) for size in sizes)
         body.append(tag("tr", tag("th", name, scope="row"), *cells))
     caption = tag(
         "caption",
@@ -41,12 +40,12 @@ def matrix(
     return tag("div", tag("table", caption, tag("thead", heads), tag("tbody", *body), class_="matrix"), class_="scroll")
 
 
-def _cell(found: Answer | None, best: float, link: Callable[[Answer], str]) -> Html:
+def _cell(found: Answer | None, link: Callable[[Answer], str]) -> Html:
     if found is None:
         return tag("td", class_="number")
     if not found.layouts:
         return tag("td", tag("a", "\N{EN DASH}", href=link(found), title=found.reason), class_="number none")
     layout = found.layouts[0]
-    level = min(int(LEVELS * layout.mfu / best), LEVELS - 1)
+    level = min(int(layout.mfu / SHARE_OF_LEVEL), LEVELS - 1)
     words = (f"{layout.mfu:.0%}", tag("small", seconds(layout.step_time_s)))
     return tag("td", tag("a", *words, href=link(found)), class_=f"number level{level}")

@@ -1,4 +1,4 @@
-"""Measured runs of a model beside the predictions: points over the number of devices, and a table with their sources."""
+"""Measured runs of a model beside the predictions: points over the number of devices, and a table with sources."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def measured_part(measured: Sequence[MeasuredRun], answers: Sequence[Answer]) ->
         "tokens/s per device",
         "source",
     ]
-    shown = f"The fastest run of each job, device and source: {min(len(fastest), POINTS_IN_TABLE)} of {len(measured):,} runs"
+    shown = f"The fastest run of each job, device and source: {len(rows)} of {len(measured):,} runs"
     return section(
         "measured",
         "Measured runs",
@@ -107,8 +107,10 @@ def _drawing(device: str, runs: Sequence[MeasuredRun], answers: Sequence[Answer]
         at = y(decade)
         marks.append(_line(LEFT, at, WIDTH - 12, at, "grid"))
         marks.append(tag("text", f"{decade:,.0f}", x=f"{LEFT - 6}", y=f"{at + 4:.1f}", text_anchor="end"))
-    for size in sorted({min(sizes), *predicted, max(sizes)}):
-        marks.append(tag("text", f"{size:,}", x=f"{x(size):.1f}", y=f"{HEIGHT - BOTTOM + 16}", text_anchor="middle"))
+    marks.extend(
+        tag("text", f"{size:,}", x=f"{x(size):.1f}", y=f"{HEIGHT - BOTTOM + 16}", text_anchor="middle")
+        for size in sorted({min(sizes), *predicted, max(sizes)})
+    )
     ordered = sorted(predicted.items())
     if ordered:
         band = [*((size, high) for size, (_, _, high) in ordered), *((n, low) for n, (_, low, _) in reversed(ordered))]
@@ -133,9 +135,10 @@ def _scale(values: Sequence[float], first: float, last: float) -> Scale:
 
 
 def _ticks(values: Sequence[float]) -> list[float]:
-    """Return 1, 2 and 5 times the powers of ten between the smallest and the largest value."""
+    """Return round numbers between the smallest and the largest value, more of them where these are near each other."""
     decades = range(math.floor(math.log10(min(values))), math.ceil(math.log10(max(values))) + 1)
-    found = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
+    steps = (1, 2, 5) if max(values) > 8 * min(values) else (1, 1.5, 2, 3, 4, 5, 6, 8)
+    found = [step * 10.0**decade for decade in decades for step in steps]
     return [value for value in found if min(values) <= value <= max(values)]
 
 

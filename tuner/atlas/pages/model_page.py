@@ -9,13 +9,12 @@ from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.job.model_catalog import find_model
 from hardware.cluster_file import find_cluster
 from hardware.price_file import Prices
-from hardware.time_units import DAY_S, HOUR_S
 from tuner.atlas.answers import Answer, Layout
 from tuner.atlas.pages.frame import PLACE_FILE, anchor, device_path, lines, linked, page
 from tuner.atlas.pages.matrix import matrix
 from tuner.atlas.pages.measured_part import measured_part
 from tuner.atlas.places import AtlasJob
-from tuner.atlas.words import bound_in_words, days_of, next_in_words, slower, tokens_in_words
+from tuner.atlas.words import bound_in_words, cost_of, days_of, next_in_words, slower, tokens_in_words
 from tuner.economics.cost_words import money
 from tuner.report.markup import Content, Html, concatenate, section, table, tag
 from tuner.report.words import gibibytes, in_short, percent, plural, seconds
@@ -60,11 +59,12 @@ def _cluster(name: str, answers: Sequence[Answer], job: AtlasJob, prices: Prices
     cluster = find_cluster(name)
     device = cluster.devices[0].name
     place = answers[0].place
+    rack = f", of which {place.hosts_per_domain} form a domain" if place.hosts_per_domain > 1 else ""
     intro = tag(
         "p",
-        f"Hosts of {cluster.devices_per_host} ",
+        f"Hosts of {place.devices_per_host} ",
         linked(device, f"../{device_path(device)}"),
-        f"; {place.precision}, as {place.runtime} runs it.",
+        f"{rack}; {place.precision}, as {place.runtime} runs it.",
     )
     return section(name, name, intro, *(_place(each, job, prices) for each in answers))
 
@@ -95,9 +95,8 @@ def _place(found: Answer, job: AtlasJob, prices: Prices | None) -> Html:
 
 def _to_use() -> Html:
     rank, run, export = (tag("code", f"meshtune {command}") for command in ("rank", "run", "export"))
-    return concatenate(
-        "With this study file ", rank, " shows them all, ", run, " tries some, and ", export, " writes flags:"
-    )
+    tried = " tries some, and "
+    return concatenate("With this study file ", rank, " shows them all, ", run, tried, export, " writes flags:")
 
 
 def _layouts(found: Answer) -> Html:
@@ -124,7 +123,5 @@ def _layouts(found: Answer) -> Html:
 def _training(found: Answer, best: Layout, job: AtlasJob, prices: Prices | None) -> str:
     days, low, high = days_of(best, job)
     told = f"{tokens_in_words(job.tokens)} tokens take {days:,.3g} days ({low:,.3g} to {high:,.3g})"
-    per_hour = None if prices is None else prices.per_hour(find_cluster(found.place.cluster, found.place.hosts))
-    if prices is None or per_hour is None:
-        return f"{told}."
-    return f"{told} and cost {money(days * DAY_S / HOUR_S * per_hour)} {prices.currency}."
+    cost = cost_of(found.place, days, prices)
+    return f"{told}." if prices is None or cost is None else f"{told} and cost {money(cost)} {prices.currency}."
