@@ -78,7 +78,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--predict", action="store_true", help="only predict, without searches")
     parser.add_argument("--peers", type=Path, metavar="DIR", help=PEERS_HELP)
     parser.add_argument(
-        "--write", action="store_true", help="write the error models and errors of all sources into the catalog"
+        "--write", action="store_true", help="write error models and the errors of all sources into the catalog"
     )
     parser.add_argument("--cache", type=Path, metavar="DIR", help=CACHE_HELP)
     return parser.parse_args(argv)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import yaml
 
 from costmodels.job.model_catalog import model_names
 from hardware.cluster_file import cluster_names, find_cluster
@@ -72,19 +69,15 @@ class Place:
 
     def study_text(self, job: AtlasJob) -> str:
         """Return the study file of the place: what to copy, and what the answer is computed from."""
-        rack = {"devices_per_host": self.devices_per_host, "hosts_per_domain": self.hosts_per_domain}
-        keys: dict[str, Any] = {
-            "name": self.name,
-            "model": self.model,
-            "cluster": {"name": self.cluster, "hosts": self.hosts} | (rack if self.hosts_per_domain > 1 else {}),
-            "job": {
-                "sequence_length": job.sequence_length,
-                "global_batch_size": job.global_batch_size,
-                "precision": self.precision,
-            },
-            "runtime": self.runtime,
-        }
-        return yaml.safe_dump(keys, sort_keys=False)
+        rack = f", devices_per_host: {self.devices_per_host}, hosts_per_domain: {self.hosts_per_domain}"
+        sizes = f"sequence_length: {job.sequence_length}, global_batch_size: {job.global_batch_size}"
+        return (
+            f"name: {self.name}\n"
+            f"model: {self.model}\n"
+            f"cluster: {{name: {self.cluster}, hosts: {self.hosts}{rack if self.hosts_per_domain > 1 else ''}}}\n"
+            f"job: {{{sizes}, precision: {self.precision}}}\n"
+            f"runtime: {self.runtime}\n"
+        )
 
 
 def runtime_of(device: Device) -> str:
