@@ -24,6 +24,7 @@ details {{ border-top: 1px solid var(--line); padding: 6px 0; scroll-margin-top:
 details > summary {{ font-size: .9rem; color: var(--text); }}
 details[open] > summary {{ margin-bottom: 10px; }}
 details > p {{ margin: 10px 0; color: var(--soft); max-width: 100ch; }}
+details td:first-child {{ min-width: 11em; }}
 details:target > summary {{ color: var(--accent); }}
 caption {{ caption-side: bottom; text-align: left; color: var(--soft); font-size: .8rem; padding-top: 8px; }}
 .matrix {{ width: auto; }}
