@@ -8,7 +8,7 @@ Each program, planner and mesh gives one row: the bytes that a device sends by k
 floating-point operations of its products, its memory, and the largest relative difference between the numbers of the
 sharded and the plain step. The judge xla compiles for as many virtual devices of the CPU as the mesh has. Only programs
 of small and medium size are run, in float32. The judge shardy runs only the passes of Shardy, which takes a second.
-docs/referee.md lists the conventions that are normalised. JAX must be installed.
+docs/research/referee.md lists the conventions that are normalised. JAX must be installed.
 
 Progress goes to stderr.
 """

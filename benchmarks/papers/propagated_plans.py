@@ -5,7 +5,7 @@ may serve a factor that it cuts in an operand or a result, or no factor. If that
 factors that send the fewest bytes, from the operands' layouts to its own and on to those of its results, and among
 equals the ones that share the work among most devices. If all tensors are cut alike there is no choice, and XLA sends
 the same bytes. Elsewhere this is kinder than XLA, which moves more between conflicting layouts; see
-docs/search-time.md.
+docs/research/search-time.md.
 
 Axes that do not divide a dim do not cut it, as in every plan. Constants are made in the layout of their first reader.
 """

@@ -19,7 +19,7 @@ goes through memory. Which tensors these are is decided for the whole graph, bef
 Products, sorts, scans and all else are kernels of their own. Sources: the fusible operators and the order of XLA's
 priority fusion (openxla/xla, `xla/backends/gpu/transforms/priority_fusion.h`). XLA computes some values anew instead of
 reading them. For memory that counts; in the traffic of its kernels it came closer on no program but one
-(docs/sharding-plans.md).
+(docs/research/planners.md).
 """
 
 from __future__ import annotations

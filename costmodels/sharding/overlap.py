@@ -6,7 +6,7 @@ the operator that stands first in the program does, and the collective that is n
 it could work, as in the list scheduling of XLA's latency-hiding scheduler (openxla/xla, `xla/service/
 latency_hiding_scheduler.h`), which minds memory besides. Neither stream slows the other. An operator of a loop is one
 block of all its executions, and so is a collective. How well this agrees with XLA's schedules stands in
-docs/sharding-plans.md.
+docs/research/planners.md.
 
 Letters: t tensors.
 """
