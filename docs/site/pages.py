@@ -23,7 +23,7 @@ PAGES: Mapping[Path, Callable[[], Mapping[str, str]]] = {
     DOCS / "commands.md": command_reference,
     DOCS / "study-file.md": key_tables,
     DOCS / "placement.md": placement_tables,
-    DOCS / "operators.md": operator_tables,
+    DOCS / "research" / "operators.md": operator_tables,
     DOCS / "costs.md": price_tables,
     DOCS / "facts.md": fact_tables,
     DOCS / "known-knobs.md": knob_tables,

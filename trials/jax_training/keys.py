@@ -27,7 +27,7 @@ class JaxKeys(AbstractTrainingKeys):
 
     backend: Literal["jax"]
     """Trials run a jitted training step in JAX, sharded by the candidate's plan; see [real training with
-    JAX](jax-training.md).
+    JAX](research/jax-training.md).
     """
 
     clock: ClockChoice = "auto"

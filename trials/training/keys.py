@@ -33,7 +33,7 @@ class AbstractTrainingKeys(AbstractTrialKeys):
 
     clock: ClockChoice = "auto"
     """Clock of the step times; `auto` is the wall clock if every rank has a device or core to itself, else the virtual
-    clock, see [real training](real-training.md).
+    clock, see [real training](research/real-training.md).
     """
 
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
