@@ -439,6 +439,16 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "skipped": "number of rows that were left out as a whole, by reason",
         }
     },
+    "catalog": {
+        "": {
+            "kind": "kind of the entries: `devices`, `clusters`, `models`, `runtimes` or `knobs`",
+            "entries": (
+                "entries with `name`, `origin` (`shipped`, `yours` or the name of a package), `shadows` (whether it "
+                "stands in place of a shipped one) and their columns; with a name, the `file`, the whole `entry` and "
+                "its `sources` in place of the columns"
+            ),
+        }
+    },
     "trials": {
         "": {
             "study_name": "name of the study",

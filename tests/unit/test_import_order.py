@@ -84,6 +84,7 @@ ROOMS: dict[str, set[str]] = {
     "tuner.space": set(),
     "tuner.search": {"tuner.space"},
     "tuner.knobs": {"tuner.space", "tuner.search"},
+    "tuner.catalog": {"tuner.knobs"},
     "tuner.own_step": {"tuner.space", "tuner.search"},
     "tuner.export": {"tuner.space"},
     "tuner.capture": set(),
@@ -93,7 +94,7 @@ ROOMS: dict[str, set[str]] = {
     "tuner.subject": {*("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.plans", "tuner.knobs")},
     "tuner.study_file": {
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.imports", "tuner.plans"),
-        *("tuner.knobs", "tuner.subject"),
+        *("tuner.knobs", "tuner.catalog", "tuner.subject"),
     },
     "tuner.storage": {"tuner.space", "tuner.search", "tuner.study_file"},
     "tuner.forecast": {
@@ -169,6 +170,7 @@ ROOMS: dict[str, set[str]] = {
         *("tuner.report", "tuner.subject"),
     },
     "tuner.cli": {
+        "tuner.catalog",
         "tuner.forecast",
         "tuner.economics",
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.capture", "tuner.imports"),

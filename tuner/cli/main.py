@@ -29,6 +29,7 @@ from hardware.io.output_file import check_place
 from hardware.io.secret_texts import hide_words, holds_secret
 from trials.ranks.unheard_signals import ignore_signals
 from tuner.cli import calibrate as cli_calibrate
+from tuner.cli import catalog as cli_catalog
 from tuner.cli import completion as cli_completion
 from tuner.cli import dashboard as cli_dashboard
 from tuner.cli import estimate as cli_estimate
@@ -399,6 +400,7 @@ app.command(short_help="Plan configuration changes on a cluster that changes ove
 app.command(short_help="Follow a cluster; say when to change a running job.")(cli_watch.watch)
 
 
+app.command(short_help="List devices, clusters, models, runtimes and knobs.")(cli_catalog.catalog)
 app.command(short_help="Fit a runtime's profile, or time operators on this machine.")(cli_calibrate.calibrate)
 app.command(short_help="Learn from your training logs: keep the runs, fit a profile.")(cli_learn.learn)
 app.command(short_help="Write your measured runs without anything that names you.")(cli_learn.share)
