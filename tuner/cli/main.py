@@ -496,7 +496,7 @@ def export(
             metavar="TARGET",
             help="megatron, torchtitan, torchtitan-main, bridge, swift, verl, maxtext, deepspeed, mindspeed, nemo, "
             "nanotron, gpt-neox, flagscale "
-            "or json; jax or torch for a step of your own in it.",
+            "or json; jax or torch for a step of your own in it; or a target of an installed package.",
             autocompletion=cli_completion.targets,
         ),
     ],
