@@ -272,7 +272,8 @@ def run(
         str, Option(metavar="FORMAT", help="Form of the progress on stderr: text, or json with one object per event.")
     ] = "text",
     metrics: Annotated[
-        Path | None, Option(metavar="FILE", help="File for Prometheus metrics, kept up to date while the study runs.")
+        Path | None,
+        Option(metavar="FILE", help="File for Prometheus metrics, kept up to date; OpenMetrics if it ends so."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
