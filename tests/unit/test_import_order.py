@@ -70,7 +70,8 @@ ROOMS: dict[str, set[str]] = {
     "trials.jax_training": {"trials", "trials.ranks", "trials.training"},
     "trials.on_ray": {"trials", "trials.ranks", "trials.link_probe"},
     "trials.registry": {
-        *("trials.replay", "trials.simulated", "trials.command", "trials.torch_training", "trials.jax_training")
+        "trials",
+        *("trials.replay", "trials.simulated", "trials.command", "trials.torch_training", "trials.jax_training"),
     },
     "tuner.planners.engine": set(),
     "tuner.planners.scheduling": {"tuner.planners.engine"},
@@ -206,6 +207,9 @@ FENCES = {
     "torch": r".*torch.*",
     "transformers": r"costmodels/traced/with_torch/.*|tuner/planners/torch_transformers\.py",
     "torchtitan": r"tuner/planners/torch_titan\.py",
+    "tensorboard": r"tuner/run/trackers/.*",
+    "mlflow": r"tuner/run/trackers/.*",
+    "wandb": r"tuner/run/trackers/.*",
     "jax": r".*jax.*",
     "jaxlib": r".*jax.*",
 }

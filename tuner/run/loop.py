@@ -33,6 +33,7 @@ from tuner.run.rescue import rescued
 from tuner.run.spending import Spending
 from tuner.run.studies import make_pruner, make_sampler, open_study, prepared_of
 from tuner.run.tasks import Asked, Task, Tasks
+from tuner.run.trackers.following import tracked
 from tuner.search.gain import gain_in
 from tuner.search.population import P_STAR
 from tuner.search.prior import ignore_progress
@@ -81,6 +82,21 @@ def run_study(
         StorageLostError: The storage's file was lost; what was measured is kept beside it.
     """
     prepared = prepared_of(study)
+    with tracked(prepared.request, on_progress) as told:
+        return _run(prepared, told, ray_address, executor, clock, wall_clock, expected, rehearsals_of)
+
+
+def _run(
+    prepared: Prepared,
+    on_progress: Callable[[Progress], None],
+    ray_address: str | None,
+    executor: AbstractContextManager[Executor] | None,
+    clock: Callable[[], float],
+    wall_clock: Callable[[], float],
+    expected: Expected | None,
+    rehearsals_of: Callable[[Ledger], Rehearsals],
+) -> RunResult:
+    """Run a prepared study; see `run_study`."""
     request, candidates = prepared.request, prepared.candidates
     if not len(candidates.space.grid):
         removed = max(candidates.space.removed.items(), key=lambda entry: entry[1], default=("", 0))
