@@ -18,6 +18,7 @@ from tuner.cli import completion as cli_completion
 from tuner.cli.init_capture import captured_import
 from tuner.cli.options import AsJson, with_options, write_file
 from tuner.study_file.questions import IGNORE, QUESTIONS
+from tuner.study_file.schema_file import with_schema
 from tuner.terminal.console import print_json, printable, warn
 
 if TYPE_CHECKING:  # these load numpy
@@ -325,7 +326,7 @@ def _init_own_step(
     subject, trains = checked.problem.subject, TrialAbility.TRAINING in checked.trials.backend.abilities
     assert isinstance(subject, OwnStepSubject), "the text names such a step"
     devices, operators = subject.cluster.num_devices, len(subject.plans.graph().ops)
-    write_file(out, text)
+    write_file(out, with_schema(text))
     if as_json:
         print_json({"written": str(out), "devices": devices, "operators": operators})
         return
@@ -427,7 +428,7 @@ def _write(
     if made.model_file:
         write_file(out.parent / made.model_file, made.model_text)
         written.append(out.parent / made.model_file)
-    write_file(out, made.text, private=made.holds_secret)
+    write_file(out, with_schema(made.text), private=made.holds_secret)
     return written, made, _differences(made, request)
 
 

@@ -154,8 +154,12 @@ def test_unknown_names_are_told_with_its_own(meshtune, acme, tmp_path):
     (tmp_path / "launch.sh").write_text(LAUNCH, encoding="utf-8")
 
     assert_users_mistake(meshtune("export", acme, "--to", "acne"), "'acne'", "did you mean 'acme'")
-    assert_users_mistake(meshtune("init", "--from", "acne=launch.sh", "--out", "new.yaml"), "--from = 'acne'", "did you mean 'acme'")
-    assert_users_mistake(meshtune("init", "--from", "launch.sh", "--out", "new.yaml"), "--from = 'launch.sh'", "NAME=FILE")
+    assert_users_mistake(
+        meshtune("init", "--from", "acne=launch.sh", "--out", "new.yaml"), "--from = 'acne'", "did you mean 'acme'"
+    )
+    assert_users_mistake(
+        meshtune("init", "--from", "launch.sh", "--out", "new.yaml"), "--from = 'launch.sh'", "NAME=FILE"
+    )
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(built, sources):
 
     assert held == {name for name in sources if name.partition("/")[0] in PACKAGES}
     assert {"hardware/catalog/clusters.yaml", "costmodels/catalog/runtimes/megatron-core.yaml"} <= held
+    assert {f"{package}/py.typed" for package in PACKAGES} | {"tuner/study_file/study.schema.json"} <= held
 
 
 def test_the_source_distribution_holds_all_that_make_test_needs(built, sources):
