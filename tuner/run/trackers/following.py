@@ -41,7 +41,7 @@ def tracked(request: StudyRequest, on_progress: OnProgress) -> Iterator[OnProgre
     if not request.search.callbacks:
         yield on_progress
         return
-    trackers = {}
+    trackers: dict[str, AbstractTracker] = {}
     for name in request.search.callbacks:
         folder = Path(request.file).resolve().parent / name
         check_outlives_job(folder, key="search.callbacks", value=name, nearest="a study file outside of it")
