@@ -7,7 +7,7 @@ import yaml
 from costmodels.job.runtime import comparable_names, runtime_names
 from hardware.device import DEVICES
 from hardware.io.catalogs import user_catalog, user_files
-from tests.support.studies.broken_studies import study
+from tests.support.studies.broken_studies import rows, study
 from tests.support.studies.command_line import assert_users_mistake, in_process
 from tuner.catalog.listing import LISTINGS
 
@@ -183,6 +183,19 @@ def test_a_mistake_in_an_own_entry_names_its_file(own, meshtune, name, text, tol
     own(name, text)
 
     assert_users_mistake(meshtune("catalog", name.partition("/")[0]), *told)
+
+
+def test_what_is_shared_names_no_device_of_ones_own(own, meshtune, tmp_path):
+    """`share` leaves out runs on devices that only the user's catalog has, and says how many."""
+    own("devices/secret-x9.yaml", meshtune("catalog", "devices", "H100-SXM-80").out)
+    (tmp_path / "runs.csv").write_text(rows({"device": "secret-x9"}, {}), encoding="utf-8")
+
+    done = meshtune("share", "runs.csv", "--out", "shared.csv", "--json")
+
+    assert done.status == 0, done.err
+    assert done.json["skipped"] == {"rows of devices that stand in no catalog but your own": 1}
+    assert done.json["rows"] == 1
+    assert "secret" not in (tmp_path / "shared.csv").read_text(encoding="utf-8")
 
 
 def test_two_files_of_one_name_are_refused(own, meshtune):
