@@ -407,7 +407,7 @@ def _entries() -> dict[str, _CatalogEntry]:
     """Return the clusters of all catalogs by name, Meshtune's own first, without those that the user's stand for."""
     shipped = _catalog().clusters
     added: dict[str, _CatalogEntry] = {}
-    for name, file in added_files("clusters", shipped).items():
+    for name, file in added_files("clusters", shipped, spelling_key).items():
         entry = validate_mapping(_ClusterFile, read_mapping(file.path), file=str(file.path))
         check_sources(entry, entry.sources, file=str(file.path))
         added[name] = entry

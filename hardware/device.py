@@ -291,7 +291,7 @@ def _catalog() -> _Catalog:
 def _added() -> dict[str, _DeviceFile]:
     """Return the devices of the user's catalog and of packages."""
     found = {}
-    for name, file in added_files("devices", _catalog().devices).items():
+    for name, file in added_files("devices", shipped_spellings(), spelling_key).items():
         found[name] = validate_mapping(_DeviceFile, read_mapping(file.path), file=str(file.path))
         check_sources(found[name], found[name].sources, file=str(file.path))
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -102,9 +102,16 @@ def package_files(kind: Kind) -> Mapping[str, CatalogFile]:
     return found
 
 
-def added_files(kind: Kind, shipped: Collection[str]) -> dict[str, CatalogFile]:
-    """Return the files of entries beside those that Meshtune ships; the user's may have the names of those, too."""
-    packages = {name: file for name, file in package_files(kind).items() if name not in shipped}
+def added_files(kind: Kind, shipped: Collection[str], spelling: Callable[[str], str] = str) -> dict[str, CatalogFile]:
+    """Return the files of entries beside those that Meshtune ships; the user's may have the names of those, too.
+
+    Args:
+        kind: Kind of the entries.
+        shipped: Spellings of the names that Meshtune ships.
+        spelling: Function that maps the spellings of a name to one.
+    """
+    known = {*map(spelling, shipped)}
+    packages = {name: file for name, file in package_files(kind).items() if spelling(name) not in known}
     return {**packages, **user_files(kind)}
 
 

@@ -84,7 +84,8 @@ def _stated(kind: Kind, path_of: Callable[[str], Path]) -> Iterator[tuple[Catalo
     Shipped entries that something stands for are left out. `path_of` returns the file of a shipped one.
     """
     shipped = _SHIPPED[kind]()
-    added, key, spellings = added_files(kind, shipped), KEYS[kind], SPELLINGS[kind]()
+    key, spellings = KEYS[kind], SPELLINGS[kind]()
+    added = added_files(kind, spellings, key)
     replaced = {*map(key, added)}
     for name in shipped:
         if key(name) not in replaced:

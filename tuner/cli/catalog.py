@@ -87,23 +87,19 @@ def _cell(key: str, value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, list):
-        return _cut(
-            ", ".join(
-                "null" if one is None else str(one).lower() if isinstance(one, bool) else str(one) for one in value
-            ),
-            40,
-        )
+        return _cut(", ".join(_value(one) for one in value), 40)
+    if isinstance(value, str):
+        return value
     if key.endswith("parameters"):
         return f"{value / 1e9:,.1f}B"
     if key == "step_error":
         return f"{value:.0%}"
-    return (
-        f"{value:,.4g}"
-        if isinstance(value, float) and value < 1e4
-        else f"{value:,.0f}"
-        if isinstance(value, int | float)
-        else str(value)
-    )
+    return f"{value:,.4g}" if value < 1e4 and isinstance(value, float) else f"{value:,.0f}"
+
+
+def _value(value: Any) -> str:
+    """Return a value of a knob as studies write it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _cut(text: str, width: int) -> str:

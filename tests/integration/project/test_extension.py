@@ -84,15 +84,26 @@ def test_its_catalog_stands_beside_ours(meshtune):
 
 
 def test_its_entries_change_no_name_of_ours(meshtune, other):
-    """An entry of a package with the name of a shipped one is not used."""
+    """An entry of a package with the name of a shipped one is not used, whatever spelling of the name it has."""
     folder = other("catalogs", "other = other_catalog")
-    (folder / "other_catalog" / "models").mkdir(parents=True)
-    (folder / "other_catalog" / "__init__.py").touch()
-    (folder / "other_catalog" / "models" / "llama3-8b.yaml").write_text("num_layers: 1\n", encoding="utf-8")
+    device = (PACKAGE / "acme_meshtune/catalog/devices/acme-x1.yaml").read_text(encoding="utf-8")
+    for name, text in (
+        ("__init__.py", ""),
+        ("models/llama3-8b.yaml", "num_layers: 1\n"),
+        ("devices/h100.yaml", device.replace("[X1]", "[]")),
+        ("clusters/DGX_H100.yaml", "device: L40S\ndescription: another\n"),
+    ):
+        path = folder / "other_catalog" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
-    done = meshtune("catalog", "models", "llama3-8b", "--json", beside=[folder])
-
-    assert [entry["origin"] for entry in done.json["entries"]] == ["shipped"]
+    for kind, name, is_called in (
+        ("models", "llama3-8b", "llama3-8b"),
+        ("devices", "H100", "H100-SXM-80"),
+        ("clusters", "DGX_H100", "dgx-h100"),
+    ):
+        found = meshtune("catalog", kind, name, "--json", beside=[folder]).json["entries"]
+        assert [(entry["name"], entry["origin"]) for entry in found] == [(is_called, "shipped")]
 
 
 def test_its_importer_and_exporter_are_options(meshtune, tmp_path):
