@@ -156,6 +156,7 @@ class Taught:
             is_measured=judged.is_measured,
             is_simulated=np.zeros(len(space.grid), dtype=np.bool_),
             num_trials=self.num_trials,
+            fit_probability=judged.fit_probability,
         )
         return by_objective(self.prepared, ranked)
 
@@ -204,6 +205,14 @@ class Taught:
             [place if own and place is not None else row for place, own, row in zip(at, is_own, behind, strict=True)]
         )
         return posterior.draw_steps_at(self.observations, rows, num_draws, rng)
+
+    def step_ranges_s(self, positions: IntArray) -> list[list[float] | None]:
+        """Return the range of 95% of the step time of some of the study's candidates [s]; None where none is known."""
+        grid = self.prepared.candidates.space.grid
+        drawn = self.draw_steps([grid.config(int(position)) for position in positions], NUM_DRAWS)
+        if drawn is None:
+            return [None] * len(positions)
+        return np.exp(np.quantile(drawn, [TAILS[0], 1 - TAILS[0]], axis=0)).T.tolist()
 
     def _is_own(self, setting: Setting) -> bool:
         """Return whether a setting is that of the trials."""

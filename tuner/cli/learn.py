@@ -12,7 +12,8 @@ from hardware.io.errors import ConfigError
 from tuner.cli import completion as cli_completion
 from tuner.cli.options import AsJson, Storage, check_out, with_options
 from tuner.study_file.questions import IGNORE, QUESTIONS
-from tuner.terminal.console import print_json, print_table, printable, say
+from tuner.terminal.console import print_json, printable, say
+from tuner.terminal.tables import print_table
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.learn.learning import Learned

@@ -11,7 +11,7 @@ from tuner.economics.device_time import duration
 from tuner.run.opening import Opening, Why
 from tuner.run.progress import Progress
 from tuner.storage.record import TrialRecord
-from tuner.terminal.console import in_words, printable
+from tuner.terminal.console import printable, short_layout
 
 LAYOUT_WIDTH = 22
 """Least width of the column of layouts."""
@@ -39,11 +39,6 @@ def opening_line(opening: Opening, progress: Progress) -> str:
         return told
     best = f", best {progress.best.step_time_s:.4g} s" if progress.best is not None else ""
     return f"{progress.done:,} trials so far{best}; {told}"
-
-
-def short_layout(values: Mapping[str, Value]) -> str:
-    """Format a configuration without its degrees of 1."""
-    return in_words({name: value for name, value in values.items() if name not in DEGREES or value != 1}) or "all 1"
 
 
 def layout_of(values: Mapping[str, Value], compared: Comparison | None) -> str:
