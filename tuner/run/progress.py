@@ -9,6 +9,7 @@ from costmodels.job.parallel_config import Value
 from tuner.answers.comparison import Comparison
 from tuner.answers.reference import Reference
 from tuner.forecast.prepared import Prepared
+from tuner.run.next_trial import NextTrial
 from tuner.run.opening import Opening
 from tuner.search.gain import KnownGain
 from tuner.search.proxy.extrapolation import Extrapolated
@@ -32,6 +33,7 @@ class Progress:
         compared: Configuration that these are told relative to; None where nothing has ended.
         layouts: Candidates of the trials that are running.
         opening: First trial of the run; only the first progress has it.
+        chosen: Trial that has just been asked for, and why; None where none has, or `opening` told of it.
         extrapolated: Answer that proxies suggest.
         p_star: Latest p_star.
         seconds_left: Rest of the budget of time [s]; None without one.
@@ -51,6 +53,7 @@ class Progress:
     compared: Comparison | None = None
     layouts: tuple[dict[str, Value], ...] = ()
     opening: Opening | None = None
+    chosen: NextTrial | None = None
     extrapolated: Extrapolated | None = None
     p_star: float = 0.0
     seconds_left: float | None = None

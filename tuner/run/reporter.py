@@ -9,6 +9,7 @@ from hardware.time_units import HOUR_S
 from tuner.answers.comparison import comparison_of
 from tuner.run.budgets import RunBudgets
 from tuner.run.executor import Executor
+from tuner.run.next_trial import NextTrial
 from tuner.run.opening import Opening, Why, reason_for
 from tuner.run.progress import Progress
 from tuner.run.tasks import Asked
@@ -32,6 +33,7 @@ class Reporter:
         self._budgets, self._ledger = budgets, budgets.ledger
         self._on_progress = on_progress
         self._slots = Slots()
+        self._opened: int | None = None
 
     def look_at_slots(self, running: Executor, reason: StopReason | None) -> None:
         """Note how many slots there are, and why some are idle: for `reason`, or because the sampler waits."""
@@ -57,8 +59,23 @@ class Reporter:
             position = sampler.choose(observations)
             why = reason_for(position, choices.values(position), sampler, observations, ledger.reference)
             proxy = sampler.proxy_for(observations, position)
+        self._opened = position
         predicted_s = ledger.tasks.predicted_s(position)
         return Opening(values=choices.values(position), why=why, predicted_s=predicted_s, is_proxy=proxy is not None)
+
+    def next_trial(self, number: int) -> NextTrial | None:
+        """Return a trial that was just asked for, and why; None for the first one, of which `opening` tells."""
+        ledger, sampler = self._ledger, self._ledger.tasks.sampler
+        task, opened = ledger.live[number], self._opened
+        self._opened = None
+        if task.position is None or task.position == opened:
+            return None
+        return NextTrial(
+            number=number,
+            values=sampler.choices.values(task.position),
+            is_proxy=task.proxy is not None,
+            prospect=sampler.prospect(ledger.trials.observations(), task.position),
+        )
 
     def tell(
         self,
@@ -66,6 +83,7 @@ class Reporter:
         *,
         note: str = "",
         opening: Opening | None = None,
+        chosen: NextTrial | None = None,
         ended: tuple[TrialRecord, ...] = (),
         queued: tuple[int, ...] = (),
     ) -> None:
@@ -90,6 +108,7 @@ class Reporter:
                 compared=compared,
                 layouts=tuple(values_of(trial) for trial in running),
                 opening=opening,
+                chosen=chosen,
                 extrapolated=extrapolated_of(attributes),
                 p_star=float(attributes.get(P_STAR, 0.0)),
                 seconds_left=left.seconds_left,

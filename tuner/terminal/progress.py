@@ -24,7 +24,7 @@ from tuner.calibrate.device_results import CalibrationProgress
 from tuner.run.progress import Progress
 from tuner.study_file.request import StudyRequest
 from tuner.terminal.console import printable
-from tuner.terminal.trial_words import last_log_lines, opening_line, state_line, trial_line
+from tuner.terminal.trial_words import last_log_lines, next_line, opening_line, state_line, trial_line
 
 ALIVE_S = 60.0
 """Longest time between two lines of a log while trials or calls run [s]."""
@@ -150,6 +150,7 @@ class ProgressLine(_Line):
         self._compared: Comparison | None = None
         self._log_shown: tuple[str, ...] = ()
         self._name = request.name
+        self._confidence = request.search.confidence
 
     def show(self, progress: Progress) -> None:
         """Show the run's progress."""
@@ -157,6 +158,8 @@ class ProgressLine(_Line):
             self._print(f"{self._name}: {opening_line(progress.opening, progress)}", is_whole=True)
         if progress.note:
             self._print(f"note: {progress.note}", is_whole=True)
+        if progress.chosen is not None:
+            self._print(f"  {next_line(progress.chosen, progress, self._confidence)}", is_whole=True)
         self._compared = progress.compared or self._compared
         for record in progress.ended:
             self._print(trial_line(record, self._compared, progress.best))

@@ -1,5 +1,6 @@
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from tests.support.studies.in_process_executor import InProcessExecutor
 from trials.backend import Observation, Status
 from tuner.answers.comparison import Comparison
 from tuner.run.loop import run_study
+from tuner.run.next_trial import NextTrial
 from tuner.run.opening import Opening
 from tuner.run.progress import Progress
+from tuner.search.prospect import Prospect
 from tuner.search.waiting import Slots, Wait
 from tuner.storage.record import TrialRecord
 from tuner.study_file.config import load_study
@@ -127,6 +130,31 @@ def test_the_first_line_says_what_comes_first(told):
     assert "trying first tp=8,dp=8: the current configuration" in new
     assert "predicted 9.5 s per step" in new
     assert "7 trials so far, best 8 s; trying first tp=2,dp=8: the most promising configuration" in again
+
+
+def test_the_next_trial_has_its_reason(told):
+    """A line tells what the draws say of the trial that was asked for, and what would end the search."""
+    prospect = Prospect(
+        is_repeat=False, best_probability=0.314, run_probability=0.9, expected_s=7.95, first_with=("pp",), num_open=6
+    )
+    chosen = NextTrial(number=3, values=CURRENT | {"pp": 4, "dp": 2}, is_proxy=False, prospect=prospect)
+    again = replace(chosen, prospect=replace(prospect, is_repeat=True))
+    unnamed = replace(chosen, prospect=replace(prospect, best_probability=0.0, run_probability=1.0, first_with=()))
+    nothing = replace(unnamed, prospect=replace(unnamed.prospect, num_open=0))
+
+    lines = [
+        told((1, progress(3, chosen=each, p_star=0.62, seconds_left=5400.0))).strip()
+        for each in (chosen, again, unnamed, nothing)
+    ]
+
+    assert lines[0] == (
+        "next pp=4,tp=8,dp=2: probability 0.31 to be the best, expected 7.95 s, probability 0.90 to run; the first "
+        "with pp=4. Ends above confidence 0.90 (now 0.62, 6 untried may be faster) or after 37 more trials or in "
+        "90.0 min"
+    )
+    assert "measured again, because the fastest are too close to tell apart. Ends" in lines[1]
+    assert ": no draw names it the best, expected 7.95 s. Ends" in lines[2]
+    assert "no draw names it the best, nor any other that is left, expected 7.95 s. Ends" in lines[3]
 
 
 def test_idle_slots_have_their_reason():
