@@ -30,6 +30,18 @@ def test_help_lists_every_command_in_whole_sentences(meshtune):
     assert "..." not in panels
 
 
+def test_options_that_two_commands_share_are_explained_once(meshtune):
+    """What logs and scripts leave open is explained by the help of `init`; that of `learn` names it, and is short."""
+    from tuner.study_file.questions import QUESTIONS
+
+    init, learn = meshtune("init", "--help").out, meshtune("learn", "--help").out
+
+    for question in QUESTIONS.values():
+        assert re.search(rf"^  {question.option} {question.metavar}\b", init, re.M)
+        assert not re.search(rf"^  {question.option} {question.metavar}\b", learn, re.M)
+    assert "meshtune init --help" in learn
+
+
 def test_without_a_command_the_help_is_on_stderr(meshtune):
     """`meshtune` alone shows what it could do, and prints no result."""
     done = meshtune()
