@@ -19,6 +19,27 @@ from tuner.storage.record import TrialRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class InFlight:
+    """Trial that has not ended.
+
+    Attributes:
+        number: Number of the trial.
+        values: Value of each dimension of its candidate.
+        predicted_s: Step time that the cost model predicts for the candidate [s]; None if it is no candidate any more.
+        since_s: Time since it was asked for [s].
+        steps_s: Times of its steps so far, as far as it reports them [s].
+        is_queued: Whether it waits for its devices in a queue.
+    """
+
+    number: int
+    values: Mapping[str, Value]
+    predicted_s: float | None
+    since_s: float
+    steps_s: tuple[float, ...] = ()
+    is_queued: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """Progress of a run, for terminals.
 
@@ -32,6 +53,7 @@ class Progress:
         ended: Records of the trials that have ended since the progress before, in the order of their ends.
         compared: Configuration that these are told relative to; None where nothing has ended.
         layouts: Candidates of the trials that are running.
+        in_flight: Trials that have not ended, in the order of their numbers.
         opening: First trial of the run; only the first progress has it.
         chosen: Trial that has just been asked for, and why; None where none has, or `opening` told of it.
         extrapolated: Answer that proxies suggest.
@@ -52,6 +74,7 @@ class Progress:
     ended: tuple[TrialRecord, ...] = ()
     compared: Comparison | None = None
     layouts: tuple[dict[str, Value], ...] = ()
+    in_flight: tuple[InFlight, ...] = ()
     opening: Opening | None = None
     chosen: NextTrial | None = None
     extrapolated: Extrapolated | None = None

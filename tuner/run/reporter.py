@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from datetime import datetime
+
+from optuna.trial import FrozenTrial
 
 from hardware.time_units import HOUR_S
 from tuner.answers.comparison import comparison_of
@@ -11,11 +14,12 @@ from tuner.run.budgets import RunBudgets
 from tuner.run.executor import Executor
 from tuner.run.next_trial import NextTrial
 from tuner.run.opening import Opening, Why, reason_for
-from tuner.run.progress import Progress
+from tuner.run.progress import InFlight, Progress
 from tuner.run.tasks import Asked
 from tuner.search.parameters import values_of
 from tuner.search.population import P_STAR
 from tuner.search.proxy.extrapolation import extrapolated_of
+from tuner.search.pruning import reported_steps
 from tuner.search.stopping import StopReason
 from tuner.search.waiting import SLOTS, Slots
 from tuner.storage.record import TrialRecord
@@ -77,6 +81,20 @@ class Reporter:
             prospect=sampler.prospect(ledger.trials.observations(), task.position),
         )
 
+    def _in_flight(self, trial: FrozenTrial, *, is_queued: bool) -> InFlight:
+        """Return a trial that has not ended, with what is known of it."""
+        task = self._ledger.live.get(trial.number)
+        position = None if task is None else task.position
+        since = trial.datetime_start
+        return InFlight(
+            number=trial.number,
+            values=values_of(trial),
+            predicted_s=None if position is None else self._ledger.tasks.predicted_s(position),
+            since_s=0.0 if since is None else max((datetime.now() - since).total_seconds(), 0.0),
+            steps_s=tuple(reported_steps(trial)),
+            is_queued=is_queued,
+        )
+
     def tell(
         self,
         elapsed_s: float,
@@ -107,6 +125,7 @@ class Reporter:
                 ended=ended,
                 compared=compared,
                 layouts=tuple(values_of(trial) for trial in running),
+                in_flight=tuple(self._in_flight(trial, is_queued=trial.number in queued) for trial in in_flight),
                 opening=opening,
                 chosen=chosen,
                 extrapolated=extrapolated_of(attributes),
