@@ -93,9 +93,9 @@ def _errors(
     uncertainty = problem.subject.uncertainty(space.grid.take(positions), memory)
     if uncertainty is None:
         return [None] * len(positions), [None] * len(positions)
-    ranges = [
+    ranges: list[list[float] | None] = [
         list(likely_range(float(ranked.step_time_s[position]), float(error)))
         for position, error in zip(positions, uncertainty.log_error_95, strict=True)
     ]
     chance = memory.probability_of_fit(problem.options.memory_headroom, memory_error_of(problem.setting.runtime))
-    return ranges, chance.tolist()
+    return ranges, [float(each) for each in chance]

@@ -212,7 +212,8 @@ class Taught:
         drawn = self.draw_steps([grid.config(int(position)) for position in positions], NUM_DRAWS)
         if drawn is None:
             return [None] * len(positions)
-        return np.exp(np.quantile(drawn, [TAILS[0], 1 - TAILS[0]], axis=0)).T.tolist()
+        low_s, high_s = np.exp(np.quantile(drawn, [TAILS[0], 1 - TAILS[0]], axis=0))
+        return [[float(low), float(high)] for low, high in zip(low_s, high_s, strict=True)]
 
     def _is_own(self, setting: Setting) -> bool:
         """Return whether a setting is that of the trials."""

@@ -198,7 +198,7 @@ def _print_rows(
     ]
     places = {"rank": [str(leader.place) for leader, _ in rows]}
     heads = ("stage", "tensors [GiB]", "predicted", "needed", "of")
-    beside = {"verdict": [answer.verdict for _, answer in rows]}
+    beside: dict[str, list[str]] = {"verdict": [answer.verdict for _, answer in rows]}
     beside |= {head: [cells[at] for cells in figures] for at, head in enumerate(heads)}
     layouts = [{name: leader.values[name] for name in dimensions} for leader, _ in rows]
     columns = places | layout_columns(layouts, places | beside) | beside

@@ -65,7 +65,7 @@ def shares_of(
 
 def sum_parts(breakdown_s: Mapping[str, FloatArray], parts: tuple[str, ...]) -> FloatArray:
     """Return the sum of some parts of a breakdown [s], [n]."""
-    return np.sum([breakdown_s[part] for part in parts], axis=0)
+    return np.asarray(np.sum([breakdown_s[part] for part in parts], axis=0))
 
 
 def _fast_memory_s(operator: Operator, device: Device, job: TrainingJob, runtime: RuntimeProfile) -> FloatArray:

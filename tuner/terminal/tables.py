@@ -70,6 +70,24 @@ def print_table(
     return dropped
 
 
+def print_lines(lines: Sequence[str], styles: Mapping[int, str]) -> None:
+    """Print lines of a table that is fitted already, with styles on a terminal.
+
+    Args:
+        lines: Lines, none of them broken.
+        styles: Style of some lines by their positions.
+    """
+    if terminal_width() is None:
+        typer.echo("\n".join(lines))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=sys.stdout, highlight=False)
+    for at, line in enumerate(lines):
+        console.print(Text(line, style=styles.get(at, "")), soft_wrap=True)
+
+
 def has_room_for(columns: Mapping[str, Sequence[str]]) -> bool:
     """Return whether stdout has room for columns, by their heads; a file always has."""
     room = terminal_width()
