@@ -309,6 +309,10 @@ def rank(
 ) -> None:
     """Print the fastest configurations by what the study's trials measured and taught; no trial is run.
 
+    Beside each step time stand the range that holds it with a probability of 95%, the speed-up over the current
+    configuration (without one, over the baseline or else the first), MFU, memory and the probability to fit, and what
+    takes most of the step: compute, memory traffic, network, host, bubble or overhead.
+
     With --tokens, print which clusters and sizes train the model when and for how much, and which of them no other
     beats in both.
     """
