@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.strangers.beside import PEERS_HELP, compare, load_models, print_beside
-from benchmarks.strangers.errors import FEWEST_PUBLISHERS, fit_errors, write_errors
+from benchmarks.strangers.errors import FEWEST_PUBLISHERS, fit_errors, write_accuracy, write_errors
 from benchmarks.strangers.left_out import CACHE_HELP, profiles_without
 from benchmarks.strangers.predicting import Stranger, predict_stranger
 from benchmarks.strangers.tables import FEWEST_ROWS, mean, over_sources, print_predicted, shown
@@ -77,7 +77,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sources", help="comma-separated publishers to leave out, one at a time (all)")
     parser.add_argument("--predict", action="store_true", help="only predict, without searches")
     parser.add_argument("--peers", type=Path, metavar="DIR", help=PEERS_HELP)
-    parser.add_argument("--write", action="store_true", help="write the error models of all sources into the catalog")
+    parser.add_argument(
+        "--write", action="store_true", help="write error models and the errors of all sources into the catalog"
+    )
     parser.add_argument("--cache", type=Path, metavar="DIR", help=CACHE_HELP)
     return parser.parse_args(argv)
 
@@ -124,6 +126,7 @@ def _measure(given: argparse.Namespace) -> dict[str, Any]:
         of_all = fit_errors(errors)
         if given.write:
             write_errors(of_all)
+            write_accuracy(predicted)
         beside = compare(peers, predictions, models) if peers else None
         searches = [
             search

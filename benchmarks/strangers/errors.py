@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import yaml
 from scipy.optimize import minimize
 from scipy.stats import t as student
 
 from costmodels.step.error_models import CATALOG_FILE, ErrorModel, ErrorModels, MemoryErrorModel, error_models
 from hardware.arrays import FloatArray
+from tuner.atlas.accuracy import ACCURACY_FILE
 
 MOST_COUNTED = 20
 """Runs that one publisher counts as, at most: those of one cluster share much of their error."""
@@ -130,3 +133,38 @@ def write_errors(models: ErrorModels) -> None:
     ]
     lines = [*comment, *of_models, f"fitted_on: '{models.fitted_on}'"]
     CATALOG_FILE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_accuracy(predicted: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Write the errors of each source into the catalog, for the atlas.
+
+    Args:
+        predicted: Figures by source, as `--json` has them.
+    """
+    rows = [
+        {
+            "source": source,
+            "tuned_by": figures["tuned_by"],
+            "runs": figures["n"],
+            **{name: _rounded(figures[of]) for name, of in _FIGURES.items()},
+            "peaks": figures["memory_n"],
+            "peak_error": _rounded(figures["memory_median_ape"]),
+        }
+        for source, figures in predicted
+    ]
+    head = "# Errors of predictions for each source of measured runs, by profiles fitted without its publisher.\n"
+    text = yaml.safe_dump(
+        {"made_with": "python -m benchmarks.strangers --predict --write", "sources": rows},
+        sort_keys=False,
+        default_flow_style=None,
+        width=240,
+    )
+    ACCURACY_FILE.write_text(head + text, encoding="utf-8")
+
+
+_FIGURES = {"step_error": "median_ape", "step_signed": "bias", "after_one": "after_one", "inside_95": "covered_95"}
+"""Keys of the catalog's file, and those of the figures that they hold."""
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)

@@ -81,6 +81,7 @@ def model_of(
         learned_positions=sequence_length if has_positions else 0,
         norm="layer" if norm == "layer" else "rms",
         num_heads=heads,
+        num_mtp_layers=_find_number(r"(?:mtp-num-layers=|num-nextn-predict-layers=|MTP depth )(\d+)", notes) or 0,
         gated_ffn=not is_gpt_like if gated is None else gated,
         **fields,
     )

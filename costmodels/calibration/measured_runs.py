@@ -513,7 +513,7 @@ def _parse_config(row: _Row) -> ParallelConfig:
         degrees["dp"] = devices // math.prod(size for size in model_parallel if size)
     known = {name: value for name, value in degrees.items() if value is not None}
     zero_stage, sequence_parallel = row.count("zero_stage"), row.count("seq_parallel") or 0
-    mode = _parse_recompute(row.cells["recompute"] or "none", row.cells["notes"])
+    mode, layers_again = _parse_recompute(row.cells["recompute"] or "none", row.cells["notes"])
     if len(known) < len(degrees) or zero_stage is None:
         raise _UnusableRow("incomplete configuration")
     if mode is None:
@@ -527,6 +527,7 @@ def _parse_config(row: _Row) -> ParallelConfig:
         config = ParallelConfig(
             **known,  # type: ignore[arg-type] # known degrees, all of them integers
             recompute=mode,
+            recompute_layers=layers_again,
             offload=row.cells["offload"] or "none",
             zero_stage=zero_stage,
             sequence_parallel=bool(sequence_parallel),
@@ -579,21 +580,24 @@ def _parse_dp_shard(degrees: Mapping[str, int], notes: str) -> int:
     return size if 0 < size < degrees["dp"] and degrees["dp"] % size == 0 else 0
 
 
-def _parse_recompute(text: str, notes: str) -> str | None:
-    """Return the recompute mode of the cell; None if the cost model has no such mode.
+def _parse_recompute(text: str, notes: str) -> tuple[str | None, int]:
+    """Return the recompute mode of the cell, and the layers of each virtual stage that it repeats beside that mode.
 
-    `full:block:N` recomputes some layers only and counts as full. Named modules are selective. MaxText's policy `full`
-    is full, and `minimal`, which keeps all matrix products, is none.
+    `full:block:N` and `full:N layers` repeat the first N layers of each virtual stage (megatron-core
+    transformer_block.py, _checkpointed_forward). Named modules are selective. MaxText's policy `full` is full, and
+    `minimal`, which keeps all matrix products, is none. The mode is None if the cost model has no such mode.
     """
+    if some := re.fullmatch(r"full:(?:block:)?(\d{1,4})(?: layers)?", text):
+        return "none", int(some[1])
     if text.startswith("modules:"):
-        return "selective"
+        return "selective", 0
     if text.startswith("selective") and re.search(r"selective AC = every n-?th block", notes):
-        return "full"
+        return "full", 0
     if text.startswith("maxtext:"):
         policies = {"full": "full", "minimal": "none", "minimal_with_context": "none"}
-        return policies.get(text.removeprefix("maxtext:"))
+        return policies.get(text.removeprefix("maxtext:")), 0
     mode = re.match(rf"({'|'.join(RECOMPUTE_MODES)})\b", text)
-    return mode[1] if mode else None
+    return (mode[1] if mode else None), 0
 
 
 def _parse_recompute_modules(text: str) -> tuple[str, ...]:

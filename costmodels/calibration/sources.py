@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, TypeAdapter
 
 from costmodels.calibration.measured_runs import MeasuredRun
@@ -109,6 +110,8 @@ class Source(StrictModel):
     runtime: str
     memory: MemoryMeaning
     stage: WhichStage = "fullest"
+    first_step: bool = False
+    """Whether its peaks are those of the first step alone, whose passes run before the optimizer makes its moments."""
     flags: Literal["listed"] | None = None
     timed: bool = True
     """Whether its step times are usable; in test suites of tiny models they are launch-bound."""
@@ -134,11 +137,13 @@ class MeasuredSetting:
         setting: Job, cluster and runtime that predict the runs.
         memory: Meaning of a measured peak: allocated, reserved, or seen by the device.
         stage: Pipeline stage whose memory was measured.
+        first_step: Whether only the first step was measured.
     """
 
     setting: Setting
     memory: MemoryMeaning
     stage: WhichStage
+    first_step: bool = False
 
     def peak_bytes(self, grid: ConfigGrid, memory: MemoryEstimate) -> FloatArray:
         """Return the predicted peaks as the runs measure them, on the stage that they observe [bytes], [n].
@@ -149,7 +154,13 @@ class MeasuredSetting:
         """
         if self.stage != "fullest":
             memory = estimate_memory(self.setting, grid, stage=self.stage)
-        return memory.peak_as(self.memory)
+        if not self.first_step:
+            return memory.peak_as(self.memory)
+        # PyTorch's optimizers make their moments in their first step, when the activations of its passes are gone
+        runtime = replace(self.setting.runtime, first_moment_bytes=0, second_moment_bytes=0)
+        passes = estimate_memory(replace(self.setting, runtime=runtime), grid, stage=self.stage)
+        states = np.sum([memory.parts_bytes[part] for part in ("weights", "gradients", "optimizer")], axis=0)
+        return np.asarray(np.maximum(passes.peak_as(self.memory), states))
 
 
 @cache
@@ -270,11 +281,13 @@ def setting_of(run: MeasuredRun, runtimes: Mapping[str, RuntimeProfile], runtime
         global_batch_size=run.global_batch_size,
         precision=precision,
         recompute_modules=run.recompute_modules,
+        shared_master_weights="reuse-fp32-param" in run.notes,
     )
     return MeasuredSetting(
         setting=Setting(job=job, cluster=cluster, runtime=replace(profile, **facts_of(run))),
         memory=source.memory,
         stage=source.stage,
+        first_step=source.first_step,
     )
 
 

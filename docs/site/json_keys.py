@@ -416,6 +416,15 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "storage": "database that stores the times",
         },
     },
+    "atlas": {
+        "": {
+            "places": "number of places: a model on a size of a cluster",
+            "with_layout": "number of these on which a layout fits",
+            "pages": "number of pages that were written",
+            "bytes": "size of the site",
+            "written": "first page of the site",
+        }
+    },
     "learn": {
         "": {
             "pool": "file of measured runs",

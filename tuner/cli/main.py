@@ -28,6 +28,7 @@ from hardware.io.errors import ConfigError, shorten, shown_url
 from hardware.io.output_file import check_place
 from hardware.io.secret_texts import hide_words, holds_secret
 from trials.ranks.unheard_signals import ignore_signals
+from tuner.cli import atlas as cli_atlas
 from tuner.cli import calibrate as cli_calibrate
 from tuner.cli import completion as cli_completion
 from tuner.cli import dashboard as cli_dashboard
@@ -395,6 +396,7 @@ app.command(short_help="Count the configurations that can work; explain the othe
 app.command(short_help="Predict step time and memory of one configuration.")(cli_predictions.predict)
 app.command(short_help="Simulate one step of one configuration, pass by pass.")(cli_predictions.simulate)
 app.command(short_help="Print the configurations predicted to be fastest.")(cli_predictions.rank)
+app.command(short_help="Write a site of the layouts that models of the catalog want.")(cli_atlas.atlas)
 app.command(short_help="Shard one training step over a device mesh, with your pins.")(cli_plan.plan)
 app.command(short_help="Place several models on one cluster.")(cli_place.place)
 app.command(short_help="Plan configuration changes on a cluster that changes over time.")(cli_replan.replan)

@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 PANELS = {
     "Tune": ("init", "run", "status", "best", "export", "trial", "rehearse"),
-    "Look": ("space", "predict", "simulate", "rank", "trials", "estimate", "report", "dashboard"),
+    "Look": ("space", "predict", "simulate", "rank", "trials", "estimate", "report", "dashboard", "atlas", "catalog"),
     "Plan": ("plan", "place", "replan", "watch"),
     "Keep": ("calibrate", "learn", "share", "backup", "doctor"),
 }

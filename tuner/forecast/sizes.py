@@ -252,7 +252,7 @@ def _find_best(problem: Problem, cluster: Cluster, judge: Judge) -> Size:
     # the space may hold configurations that do not fit, such as the current one
     fitting = np.flatnonzero(judged.fits)
     if not len(fitting):
-        reason = _explain_none(space, is_learned=judged.is_learned)
+        reason = explain_none(space, is_learned=judged.is_learned)
         return Size(setting=setting, hosts=cluster.num_hosts, devices=devices, reason=reason)
     power_w = mean_power_w(cluster, space.grid, estimate)
     # on like hosts the fastest is also the cheapest, but not always that of least energy
@@ -288,7 +288,7 @@ def _predicted(problem: Problem, setting: Setting, estimate: StepEstimate, space
     )
 
 
-def _explain_none(space: Space, *, is_learned: bool) -> str:
+def explain_none(space: Space, *, is_learned: bool = False) -> str:
     """Return the reason why no configuration fits."""
     if is_learned:
         return (

@@ -144,7 +144,8 @@ def _attempt(run: OwnRun, base: str, models: str, folder: Path, *, of_file: bool
     if of_file:
         text = model_text(_nameless(job.model), Path("a measured run"))
         name += f"-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-    remarks = [*_of_model(job.model), *_of_config(config), *run.remarks]
+    shared = ["reuse-fp32-param"] if job.shared_master_weights else []
+    remarks = [*_of_model(job.model), *_of_config(config), *shared, *run.remarks]
     cells = dict.fromkeys(ROW_COLUMNS, "") | {
         "source": run.source,
         "source_url_or_repo_path": run.place,
@@ -271,6 +272,8 @@ def _of_model(model: ModelSpec) -> Iterator[str]:
         yield f"shared expert ffn={plain.shared_expert_ffn_size}"
     if plain.num_dense_layers:
         yield f"first {plain.num_dense_layers} layers dense"
+    if plain.num_mtp_layers:
+        yield f"mtp-num-layers={plain.num_mtp_layers}"
 
 
 def _of_config(config: ParallelConfig) -> Iterator[str]:
@@ -289,6 +292,8 @@ def _of_config(config: ParallelConfig) -> Iterator[str]:
 
 
 def _recompute_of(job: TrainingJob, config: ParallelConfig) -> str:
+    if config.recompute == "none" and config.recompute_layers:
+        return f"full:block:{config.recompute_layers}"
     if config.recompute != "selective" or job.recompute_modules == ("core_attn",):
         return config.recompute
     return f"selective:[{', '.join(job.recompute_modules)}]"

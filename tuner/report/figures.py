@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.io import to_json
-from plotly.offline import get_plotlyjs
 
 from tuner.report.markup import Html, tag
 
@@ -132,9 +133,13 @@ for (const figure of document.querySelectorAll("script.figure")) {
 """Script that draws the figures which `drawing` embeds in the page as data."""
 
 
+@functools.cache
 def plotly_script() -> Html:
-    """Return the plotly library, to be inlined once per page."""
-    return Html(get_plotlyjs())
+    """Return the plotly library, to be inlined once per page: its traces of lines, points and bars (plotly_js)."""
+    return Html(PLOTLY_FILE.read_text(encoding="utf-8"))
+
+
+PLOTLY_FILE = Path(__file__).parent / "plotly_js" / "plotly-basic.min.js"
 
 
 def drawing(figure: go.Figure, identity: str, *, height: int) -> Html:

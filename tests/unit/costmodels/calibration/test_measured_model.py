@@ -83,6 +83,20 @@ def test_dense_first_layers_are_read_from_the_remarks(notes, dense):
 
 
 @pytest.mark.parametrize(
+    ("notes", "modules"),
+    [
+        ("untied; mtp-num-layers=1; mtp-loss-scaling-factor=0.1", 1),
+        ("num-nextn-predict-layers=2", 2),
+        ("MTP depth 1 (w/o loss)", 1),
+        ("DeepSeekV3 (w/o MTP); MTP presence not stated", 0),
+    ],
+)
+def test_prediction_modules_are_read_from_the_remarks(notes, modules):
+    """Megatron-LM and MindSpeed-LLM name their number; a model of which none is named has none."""
+    assert model(notes=notes).num_mtp_layers == modules
+
+
+@pytest.mark.parametrize(
     ("name", "norm", "positions", "gated"),
     [
         ("llama-tiny", "rms", 0, True),

@@ -261,7 +261,7 @@ def test_a_shard_over_some_ranks_is_read_from_the_remarks(write, notes, dp_shard
     ("cell", "mode", "modules"),
     [
         ("none", "none", ("core_attn",)),
-        ("full:block:4", "full", ("core_attn",)),
+        ("full:uniform:1", "full", ("core_attn",)),
         ("selective:[moe_act]", "selective", ("moe_act",)),
         ("modules:layernorm+moe_act", "selective", ("layernorm", "moe_act")),
         ("maxtext:full", "full", ("core_attn",)),
@@ -273,6 +273,17 @@ def test_recomputation_is_read_in_every_spelling(write, cell, mode, modules):
     (run,) = read(write({"recompute": cell}))
 
     assert (run.config.recompute, run.recompute_modules) == (mode, modules)
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [("full:block:4", ("none", 4)), ("full:5 layers", ("none", 5)), ("full:uniform:2", ("full", 0))],
+)
+def test_some_layers_of_each_stage_may_be_repeated(write, cell, expected):
+    """Megatron-LM's method `block` repeats the first layers of each virtual stage alone, `uniform` repeats all."""
+    (run,) = read(write({"recompute": cell}))
+
+    assert (run.config.recompute, run.config.recompute_layers) == expected
 
 
 def test_precision_is_told_in_the_words_of_a_job(write):

@@ -116,7 +116,7 @@ def test_errors_are_put_together_as_the_cost_model_does(name):
 @settings(max_examples=8)
 @given(cases())
 def test_elasticities_sum_to_one(case):
-    """A step whose terms and whose own times are all longer by a share is longer by it: the elasticities of both sum to 1.
+    """A step whose terms and whose own times all grow by a share grows by it: the elasticities of both sum to 1.
 
     Where every operator and every collective takes 10% longer, the step is known within half a percent.
     """

@@ -14,7 +14,8 @@ def test_help_of_every_command(meshtune, command):
 
     assert done.status == 0
     assert f"Usage: meshtune {command} [OPTIONS]" in done.out
-    assert {"calibrate": "CSV", "learn": "LOGS", "place": "FILE", "share": "FILES"}.get(command, "STUDY") in done.out
+    argument = {"atlas": "OPTIONS", "calibrate": "CSV", "learn": "LOGS", "place": "FILE", "share": "FILES"}
+    assert argument.get(command, "STUDY") in done.out
     assert "--json" in done.out
 
 

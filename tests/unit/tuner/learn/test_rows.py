@@ -47,19 +47,30 @@ def test_published_runs_can_be_said_again(name):
 
 
 def test_what_no_column_says_is_refused():
-    """Uneven hosts of a replica, recomputed layers and an optimizer have no column; the message names them."""
+    """Uneven hosts, modules beside recomputed layers, and an optimizer have no column; the message names them."""
     config = ParallelConfig(tp=2, pp=2, dp=2, sequence_parallel=True)
     plain = own(unmeasured_run(small_model(2048), config))
     assert row_of(plain, "models").cells["pp"] == "2"
 
     with pytest.raises(ConfigError, match=r"config\.recompute_layers: is not what the columns"):
-        row_of(replace(plain, config=replace(config, recompute_layers=1)), "models")
+        row_of(replace(plain, config=replace(config, recompute="selective", recompute_layers=1)), "models")
     muon = replace(plain.setting.job, optimizer="muon")
     with pytest.raises(ConfigError, match=r"job\.optimizer"):
         row_of(replace(plain, setting=replace(plain.setting, job=muon)), "models")
     uneven = replace(config, assignment=parse_assignment("micro_batches=3/1"))
     with pytest.raises(ConfigError, match=r"config\.assignment"):
         row_of(replace(plain, config=uneven), "models")
+
+
+def test_recomputed_layers_and_shared_master_weights_are_said():
+    """Some layers that are repeated stand in their column, and weights that share their memory in the remarks."""
+    config = ParallelConfig(tp=2, pp=2, dp=2, sequence_parallel=True, recompute_layers=2)
+    plain = own(unmeasured_run(small_model(2048), config))
+    sharing = replace(plain.setting.job, shared_master_weights=True)
+    row = row_of(replace(plain, setting=replace(plain.setting, job=sharing)), "models")
+
+    assert row.cells["recompute"] == "full:block:2"
+    assert "reuse-fp32-param" in row.cells["notes"]
 
 
 def test_stages_of_unlike_layers_are_said():

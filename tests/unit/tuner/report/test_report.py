@@ -75,7 +75,8 @@ def test_a_page_of_every_kind_of_study(case, request, tmp_path):
     # of the training for trials inside of one
     assert len(IDENTITIES.split()) == len(SECTIONS) + len(APPENDIX) - 3
     assert parsed.wrong == parsed.open == []
-    assert page.count("* plotly.js v") == 1
+    assert page.count("* plotly.js (basic - minified) v") == 1
+    assert len(page.encode()) < 1_700_000
     assert not parsed.attributes & {"src", "href", "srcset", "action"}
     assert not parsed.elements & {"link", "img", "iframe", "base", "object", "embed"}
     assert not re.search("https?://", visible(page))
