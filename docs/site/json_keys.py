@@ -231,10 +231,16 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "configs": (
                 "configurations with their dimensions, `step_time_s`, `peak_memory_bytes`, `fits`, "
                 "`tokens_per_s_per_device` and `source`: `measured` or `synthetic` if a trial has completed, `learned` "
-                "from other trials, `simulated` for the leaders where hosts or links are unlike, or `predicted`; and "
-                "`cost_per_token` or `energy_per_token`, if the study minimizes it"
+                "from other trials, `simulated` for the leaders where hosts or links are unlike, or `predicted`; "
+                "`step_time_range_s` and `fit_probability`, the range that holds the step time with a probability of "
+                "95% [s] and the probability to fit in memory, both null where errors are not known; `speedup`, `mfu`; "
+                "`shares` of the predicted step, the largest first: `compute`, `memory traffic` (what it adds to the "
+                "operators, and the optimizer's pass), `network` (communication that nothing hides), `host`, `bubble` "
+                "and `overhead`; `bound_by`, the first of these; `exposed`, the degree whose communication takes most, "
+                "or null; and `cost_per_token` or `energy_per_token`, if the study minimizes it"
             ),
             "current": "the current configuration with the same figures and its `rank`; null without one",
+            "compared_with": "configuration that `speedup` is relative to: `current`, or else `baseline` or `first`",
             **_BASIS,
             "idle_hosts": f"of the first configuration: {_IDLE_HOSTS}",
         },

@@ -17,11 +17,12 @@ from costmodels.surrogates.uncertainty import SIGMA, WIDE, half_width, likely_ra
 from hardware.arrays import IntArray
 from hardware.io.errors import ConfigError
 from tuner.answers.basis import Basis, basis_of
+from tuner.answers.rank_rows import rank_rows
 from tuner.answers.results import Prediction, RankedCandidate
 from tuner.forecast.candidates import predict_with_errors, speed_of
 from tuner.forecast.planned_candidates import prepare
 from tuner.forecast.prepared import Prepared
-from tuner.forecast.ranked import OnProgress, Ranked, ignore_progress, predicted_ranking, row_of, without
+from tuner.forecast.ranked import OnProgress, Ranked, ignore_progress, predicted_ranking, without
 from tuner.forecast.sizes import PREDICTED, Judge, Judged
 from tuner.forecast.stages import stages_json
 from tuner.space.enumeration import launchable
@@ -131,8 +132,7 @@ def rank(study: StudyRequest | Path | str, *, top: int | None = 10) -> list[Rank
         top: Number of candidates to return; None for all.
 
     Returns:
-        For each candidate its dimensions, step_time_s [s], peak_memory_bytes, fits, tokens_per_s_per_device and source:
-        `measured` or `synthetic`, `learned` from other trials, `simulated` or `predicted`.
+        For each candidate its dimensions and figures, as `meshtune rank --json` prints them.
 
     Raises:
         ConfigError: The study is wrong.
@@ -140,9 +140,9 @@ def rank(study: StudyRequest | Path | str, *, top: int | None = 10) -> list[Rank
     loaded = _load(study)
     stored = StoredStudies(loaded.storage)
     prepared = prepare(loaded, stored)
-    ranked = rank_candidates(prepared, basis_of(loaded, stored, prepared))
-    rows = [row_of(prepared, ranked, place) for place in range(len(ranked.order))[:top]]
-    return cast("list[RankedCandidate]", rows)
+    basis = basis_of(loaded, stored, prepared)
+    ranked = rank_candidates(prepared, basis)
+    return cast("list[RankedCandidate]", rank_rows(prepared, basis, ranked, range(len(ranked.order))[:top]))
 
 
 def rank_candidates(

@@ -30,7 +30,7 @@ def catalog(
         ),
     ],
     name: Annotated[
-        str | None, Argument(metavar="[NAME]", help="Entry to print as a whole, with its sources, in YAML.")
+        str | None, Argument(metavar="NAME", help="Entry to print as a whole, with its sources, in YAML.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

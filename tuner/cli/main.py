@@ -64,6 +64,7 @@ from tuner.cli.options import (
     with_plans,
     write_file,
 )
+from tuner.cli.panels import PanelGroup
 from tuner.cli.status import counts
 from tuner.run.endings import INTERRUPTED, PREEMPTED, StorageLostError, TakenOverError, ending_signals, keep_status
 from tuner.storage.stored_studies import StoredStudies
@@ -90,6 +91,7 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
 
 app = typer.Typer(
     name="meshtune",
+    cls=PanelGroup,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # loading rich would double the time of --help
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -256,7 +258,7 @@ def meshtune(
         raise typer.Exit(USERS_MISTAKE)
 
 
-@app.command(short_help="Tune: try the most promising configurations.")
+@app.command(short_help="Try the most promising configurations until the best is clear.")
 def run(
     study: StudyFile,
     trials: Annotated[

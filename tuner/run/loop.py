@@ -317,11 +317,14 @@ class Loop:
         Trials in `todo` come first, and start unless the hosts have changed; those that start leave the list.
         """
         while running.num_free_slots and reason is not StopReason.HOSTS and (todo or reason is None):
+            runs_again = bool(todo)
             with interrupts_held():
                 asked = self._ask_again(todo.pop(0)) if todo else self.ask()
             if isinstance(asked, Wait):
                 break
             running.submit(*asked)
+            if not runs_again and (chosen := self.reporter.next_trial(asked[0])) is not None:
+                self.reporter.tell(self.elapsed_s(), chosen=chosen)
             reason = self.budgets.reason_to_stop(self.elapsed_s())
         self.reporter.look_at_slots(running, reason)
         return reason

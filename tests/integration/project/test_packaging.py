@@ -100,5 +100,6 @@ def test_an_installed_wheel_ranks_a_study(installed, built):
     assert ranking.returncode == 0, ranking.stderr
     note = r"note: model is read from \S+/llama-3-8b\.json, outside the study file's folder .*\n"
     looked = r"Predicted by the cost model alone; .*\n"
-    assert re.fullmatch(f"{note}({looked})?> the current configuration\n({looked})?", ranking.stderr), ranking.stderr
+    below = "pp pipeline, .*\n> the current configuration\n"
+    assert re.fullmatch(f"{note}({looked})?{below}({looked})?", ranking.stderr), ranking.stderr
     assert "tp" in ranking.stdout

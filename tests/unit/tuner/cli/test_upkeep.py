@@ -159,6 +159,10 @@ def test_events_are_objects(simulated, meshtune, tmp_path):
     assert kinds.count("trial") == 3
     assert kinds[-1] == "end"
     assert {"opening", "state"} < {*kinds}
+    tried = {event["trial"]: event["config"] for event in events if event["event"] == "trial"}
+    asked = [event for event in events if event["event"] == "next"]
+    assert {event["trial"]: event["config"] for event in asked} == {number: tried[number] for number in (1, 2)}
+    assert all(0 <= event["best_probability"] <= 1 for event in asked)
     assert all(event["study"] == "small" and event["time_s"] > 1.6e9 for event in events)
     assert [event["trial"] for event in events if event["event"] == "trial"] == [0, 1, 2]
     assert events[-1]["step_time_s"] == done.json["step_time_s"]
