@@ -164,6 +164,7 @@ ROOMS: dict[str, set[str]] = {
         ),
         *("tuner.answers", "tuner.calibrate", "tuner.run", "tuner.subject"),
     },
+    "tuner.atlas": {"tuner.study_file", "tuner.forecast", "tuner.economics", "tuner.report"},
     "tuner.dashboard": {
         "tuner.forecast",
         "tuner.economics",
@@ -187,7 +188,7 @@ ROOMS: dict[str, set[str]] = {
             "tuner.replan",
             "tuner.place",
         ),
-        *("tuner.terminal", "tuner.watch", "tuner.report", "tuner.dashboard", "tuner.subject"),
+        *("tuner.terminal", "tuner.watch", "tuner.report", "tuner.atlas", "tuner.dashboard", "tuner.subject"),
     },
     "tuner": {
         "tuner.search",
