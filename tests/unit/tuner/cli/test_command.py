@@ -7,6 +7,10 @@ import pytest
 from tests.support.studies.command_line import COMMANDS, ROOT, environment, in_process
 
 
+ARGUMENTS = {"atlas": "OPTIONS", "calibrate": "CSV", "catalog": "KIND", "learn": "LOGS", "place": "FILE", "share": "FILES"}
+"""Arguments of commands that take no study."""
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command(meshtune, command):
     """Each command explains itself, its argument and its options."""
@@ -14,8 +18,7 @@ def test_help_of_every_command(meshtune, command):
 
     assert done.status == 0
     assert f"Usage: meshtune {command} [OPTIONS]" in done.out
-    argument = {"atlas": "OPTIONS", "calibrate": "CSV", "catalog": "KIND", "learn": "LOGS", "place": "FILE", "share": "FILES"}
-    assert argument.get(command, "STUDY") in done.out
+    assert ARGUMENTS.get(command, "STUDY") in done.out
     assert "--json" in done.out
 
 
