@@ -6,8 +6,14 @@ import pytest
 
 from tests.support.studies.command_line import COMMANDS, ROOT, environment, in_process
 
-
-ARGUMENTS = {"atlas": "OPTIONS", "calibrate": "CSV", "catalog": "KIND", "learn": "LOGS", "place": "FILE", "share": "FILES"}
+ARGUMENTS = {
+    "atlas": "OPTIONS",
+    "calibrate": "CSV",
+    "catalog": "KIND",
+    "learn": "LOGS",
+    "place": "FILE",
+    "share": "FILES",
+}
 """Arguments of commands that take no study."""
 
 
