@@ -11,12 +11,14 @@ from typing import Any
 from pydantic import Field
 
 from hardware.cluster import Cluster
-from hardware.device import CATALOG, Device, LinkEntry, find_device, hosts_per_domain
+from hardware.device import CATALOG, Device, LinkEntry, check_sources, find_device, hosts_per_domain
 from hardware.host_group import HostGroup
+from hardware.io.catalogs import added_files
 from hardware.io.config_file import DocumentedModel, SourcedNumber, StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.link import Link, is_misspelt_kind, link_spellings, spelling_key
 
+CLUSTERS = CATALOG / "clusters.yaml"
 MAX_DEVICES = 1_000_000
 
 
@@ -178,6 +180,12 @@ class _CatalogEntry(StrictModel):
     nic_links: list[LinkEntry] | None = None
 
 
+class _ClusterFile(_CatalogEntry):
+    """File of one cluster in a catalog beside Meshtune's own."""
+
+    sources: dict[str, str] = Field(default_factory=dict)
+
+
 class _Catalog(StrictModel):
     sources: dict[str, str]
     clusters: dict[str, _CatalogEntry]
@@ -185,6 +193,11 @@ class _Catalog(StrictModel):
 
 def cluster_names() -> tuple[str, ...]:
     """Return the catalog's names of clusters."""
+    return tuple(_entries())
+
+
+def shipped_clusters() -> tuple[str, ...]:
+    """Return the names of the clusters that Meshtune ships, in the order of its catalog."""
     return tuple(_catalog().clusters)
 
 
@@ -343,7 +356,7 @@ def _catalog_group(name: str, form: _GroupForm) -> HostGroup:
         except ConfigError:
             pass
         raise ConfigError("is not a known cluster", key="name", value=name, nearest=did_you_mean(name, cluster_names()))
-    entry = _catalog().clusters[known]
+    entry = _entries()[known]
     device = find_device(entry.device)
     most = int(entry.devices_per_host.value) if entry.devices_per_host else device.devices_per_host
     in_host, in_domain = _places(form, device, most)
@@ -379,6 +392,24 @@ def _check_total(groups: tuple[HostGroup, ...], key: str) -> None:
 
 
 @functools.cache
+def clusters_table() -> dict[str, Any]:
+    """Return the content of the table of the clusters that Meshtune ships."""
+    return read_mapping(CLUSTERS)
+
+
+@functools.cache
 def _catalog() -> _Catalog:
-    path = CATALOG / "clusters.yaml"
-    return validate_mapping(_Catalog, read_mapping(path), file=str(path))
+    return validate_mapping(_Catalog, clusters_table(), file=str(CLUSTERS))
+
+
+@functools.cache
+def _entries() -> dict[str, _CatalogEntry]:
+    """Return the clusters of all catalogs by name, Meshtune's own first, without those that the user's stand for."""
+    shipped = _catalog().clusters
+    added: dict[str, _CatalogEntry] = {}
+    for name, file in added_files("clusters", shipped, spelling_key).items():
+        entry = validate_mapping(_ClusterFile, read_mapping(file.path), file=str(file.path))
+        check_sources(entry, entry.sources, file=str(file.path))
+        added[name] = entry
+    replaced = {*map(spelling_key, added)}
+    return {**{name: entry for name, entry in shipped.items() if spelling_key(name) not in replaced}, **added}

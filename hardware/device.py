@@ -5,16 +5,20 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
+from hardware.io.catalogs import added_files
 from hardware.io.config_file import SourcedNumber, StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.link import Link, spelling_key
 
 CATALOG = Path(__file__).parent / "catalog"
+DEVICES = CATALOG / "devices.yaml"
 PRECISIONS = ("bf16", "fp16", "nvfp4", "fp8", "tf32", "fp32")
 MAX_MIXED_DEVICES = 1_000_000
 GIB = 2**30
@@ -150,7 +154,7 @@ class _DeviceEntry(StrictModel):
             num_sms=int(self.num_sms.value) if self.num_sms else None,
             sources=tuple(
                 (field, f"{source_texts[number.source]} ({number.confidence})")
-                for field, number in _numbers(self)
+                for field, number in numbers_of(self)
                 if field
                 not in (
                     "power_w",
@@ -163,6 +167,12 @@ class _DeviceEntry(StrictModel):
 class _Catalog(StrictModel):
     sources: dict[str, str]
     devices: dict[str, _DeviceEntry]
+
+
+class _DeviceFile(_DeviceEntry):
+    """File of one device in a catalog beside Meshtune's own."""
+
+    sources: dict[str, str] = Field(default_factory=dict)
 
 
 _VENDOR = re.compile(r"^\s*(NVIDIA|AMD|Instinct|Tesla|Huawei|Intel|Google|AWS)[\s_-]+(Instinct[\s_-]+)?", re.IGNORECASE)
@@ -187,7 +197,7 @@ def find_device(name: str) -> Device:
     keys = (re.sub(r"(?<=\d)gib", "gb", spelling_key(spelling)) for spelling in spellings)
     device = next((by_key[key] for key in keys if key in by_key), None) or _find_by_memory(_VENDOR.sub("", texts[1]))
     if device is None:
-        known = [*device_names(), *(alias for entry in _catalog().devices.values() for alias in entry.aliases)]
+        known = [*device_names(), *(alias for entry in _entries().values() for alias in entry.aliases)]
         nearest = did_you_mean(without_vendor, known)
         raise ConfigError("is not a known device", key="device", value=name, nearest=nearest)
     return device
@@ -240,36 +250,75 @@ def find_devices(text: str) -> tuple[tuple[int, Device], ...]:
 
 def power_limit_w(device: Device) -> float | None:
     """Return the power limit of a device's board [W]; None where the catalog has no figure."""
-    entry = _catalog().devices.get(device.name)
+    entry = _entries().get(device.name)
     return entry.power_w.value if entry and entry.power_w else None
 
 
 def hosts_per_domain(device: Device) -> int:
     """Return the number of hosts that have `devices_per_host` devices: 1, or those of a rack that is one domain."""
-    entry = _catalog().devices.get(device.name)
+    entry = _entries().get(device.name)
     return int(entry.hosts_per_domain.value) if entry and entry.hosts_per_domain else 1
 
 
 def device_names() -> tuple[str, ...]:
     """Return the catalog's names of devices, without aliases, in its order."""
+    return tuple(_entries())
+
+
+def shipped_devices() -> tuple[str, ...]:
+    """Return the names of the devices that Meshtune ships, in the order of its catalog."""
     return tuple(_catalog().devices)
+
+
+def shipped_spellings() -> set[str]:
+    """Return the keys of all spellings of the devices that Meshtune ships."""
+    entries = _catalog().devices.items()
+    return {spelling_key(spelling) for name, entry in entries for spelling in (name, *entry.aliases)}
+
+
+@functools.cache
+def devices_table() -> dict[str, Any]:
+    """Return the content of the table of the devices that Meshtune ships."""
+    return read_mapping(DEVICES)
 
 
 @functools.cache
 def _catalog() -> _Catalog:
-    path = CATALOG / "devices.yaml"
-    return validate_mapping(_Catalog, read_mapping(path), file=str(path))
+    return validate_mapping(_Catalog, devices_table(), file=str(DEVICES))
+
+
+@functools.cache
+def _added() -> dict[str, _DeviceFile]:
+    """Return the devices of the user's catalog and of packages."""
+    found = {}
+    for name, file in added_files("devices", shipped_spellings(), spelling_key).items():
+        found[name] = validate_mapping(_DeviceFile, read_mapping(file.path), file=str(file.path))
+        check_sources(found[name], found[name].sources, file=str(file.path))
+    return found
+
+
+@functools.cache
+def _entries() -> dict[str, _DeviceEntry]:
+    """Return the devices of all catalogs by name, Meshtune's own first, without those that the user's stand for."""
+    replaced = {*map(spelling_key, _added())}
+    kept = {name: entry for name, entry in _catalog().devices.items() if spelling_key(name) not in replaced}
+    return {**kept, **_added()}
 
 
 @functools.cache
 def _devices_by_key() -> dict[str, Device]:
     catalog = _catalog()
+    added = {spelling_key(name): entry.device(name, entry.sources) for name, entry in _added().items()}
     by_key: dict[str, Device] = {}
     for name, entry in catalog.devices.items():
-        device = entry.device(name, catalog.sources)
+        device = added.get(spelling_key(name)) or entry.device(name, catalog.sources)
         for spelling in {spelling_key(name), *map(spelling_key, entry.aliases)}:
             assert spelling not in by_key, f"{name} and {by_key[spelling].name} share the spelling {spelling}"
             by_key[spelling] = device
+    by_key |= added
+    for name, own in _added().items():
+        for alias in own.aliases:  # which a copied entry has from a shipped one, whose they stay
+            by_key.setdefault(spelling_key(alias), added[spelling_key(name)])
     return by_key
 
 
@@ -277,7 +326,7 @@ def _devices_by_key() -> dict[str, Device]:
 def _devices_by_words() -> dict[tuple[str, ...], tuple[Device, ...]]:
     """Return the devices by the sorted words of their names and aliases without sizes of memory."""
     found: dict[tuple[str, ...], dict[str, Device]] = {}
-    for name, entry in _catalog().devices.items():
+    for name, entry in _entries().items():
         for spelling in (name, *entry.aliases):
             found.setdefault(_words_and_sizes(spelling)[0], {})[name] = _devices_by_key()[spelling_key(name)]
     return {words: tuple(devices.values()) for words, devices in found.items()}
@@ -287,13 +336,27 @@ def _flop_per_s(tflops: SourcedNumber | None) -> float | None:
     return None if tflops is None else tflops.value * 1e12
 
 
-def _numbers(entry: StrictModel, prefix: str = "") -> list[tuple[str, SourcedNumber]]:
+def numbers_of(entry: StrictModel, prefix: str = "") -> list[tuple[str, SourcedNumber]]:
     """Return every number of a catalog entry, with the dotted name of its field."""
     found: list[tuple[str, SourcedNumber]] = []
     for field in type(entry).model_fields:
         value = getattr(entry, field)
-        if isinstance(value, SourcedNumber):
-            found.append((f"{prefix}{field}", value))
-        elif isinstance(value, LinkEntry):
-            found += _numbers(value, prefix=f"{prefix}{field}.")
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, SourcedNumber):
+                found.append((f"{prefix}{field}", part))
+            elif isinstance(part, LinkEntry):
+                found += numbers_of(part, prefix=f"{prefix}{field}.")
     return found
+
+
+def check_sources(entry: StrictModel, sources: Mapping[str, str], *, file: str) -> None:
+    """Check that a file says what each source of its numbers is.
+
+    Raises:
+        ConfigError: A number names another source.
+    """
+    for field, number in numbers_of(entry):
+        if number.source not in sources:
+            nearest = did_you_mean(number.source, sources) if sources else "sources: {datasheet: its title or address}"
+            rule = "is no key of `sources`"
+            raise ConfigError(rule, key=f"{field}.source", value=number.source, nearest=nearest, file=file)

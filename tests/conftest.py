@@ -56,6 +56,8 @@ if QUICK_FLAGS not in os.environ.get("XLA_FLAGS", ""):
 
 # Plans that a user's studies kept say nothing of this checkout, and tests keep none for them.
 os.environ["MESHTUNE_CACHE"] = "off"
+# Nor does the catalog of whoever runs them.
+os.environ["MESHTUNE_CATALOG"] = "off"
 
 
 BEGIN_S = time.monotonic()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers and editors; nothing is loaded at import time
     from tuner.answers.predictions import predict, rank
+    from tuner.answers.results import Prediction, RankedCandidate
     from tuner.place.placing import place_models
     from tuner.planners.jax_pinned import pin_layouts
     from tuner.planners.jax_plans import plan_jax
@@ -32,6 +33,8 @@ if TYPE_CHECKING:  # for type checkers and editors; nothing is loaded at import 
     from tuner.study_file.config import load_study
 
 __all__ = [
+    "Prediction",
+    "RankedCandidate",
     "ThompsonSampler",
     "for_titan",
     "for_trainer",
@@ -50,6 +53,8 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Prediction": "answers.results",
+    "RankedCandidate": "answers.results",
     "ThompsonSampler": "search.sampler",
     "load_plan": "planners.loaded_plan",
     "load_study": "study_file.config",

@@ -1,14 +1,16 @@
-"""Kinds of blocks by name: every class in this folder that names its kind."""
+"""Kinds of blocks by name: every class in this folder that names its kind, and those of installed packages."""
 
 from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from functools import cache
 from importlib import import_module
 
 import costmodels.blocks
 from costmodels.blocks.contract import AbstractBlock
+from hardware.io.plugins import load_plugin, plugins, refused
 
 
 @cache
@@ -19,4 +21,19 @@ def block_kinds() -> Mapping[str, Callable[..., AbstractBlock]]:
     kinds = [
         one for one in members if isinstance(one, type) and issubclass(one, AbstractBlock) and hasattr(one, "kind")
     ]
-    return {kind.kind: kind for kind in sorted(kinds, key=lambda kind: kind.kind)}
+    added = [_of_package(name) for name in plugins("blocks")]
+    return {kind.kind: kind for kind in (*added, *sorted(kinds, key=lambda kind: kind.kind))}
+
+
+def _of_package(name: str) -> type[AbstractBlock]:
+    """Return the kind of block that a package declares.
+
+    Raises:
+        ConfigError: It is none, or has another name.
+    """
+    kind = load_plugin("blocks", name)
+    if not (isinstance(kind, type) and issubclass(kind, AbstractBlock) and is_dataclass(kind)):
+        raise refused("blocks", name, "is no subclass of costmodels.blocks.contract.AbstractBlock that is a dataclass")
+    if getattr(kind, "kind", "") != name:
+        raise refused("blocks", name, "has another `kind`")
+    return kind

@@ -16,6 +16,7 @@ from costmodels.job.listed_model import listed_model, lists_blocks
 from costmodels.job.model_spec import ModelSpec, plain_model
 from costmodels.job.tower import TowerWork
 from costmodels.job.traced_model import model_of_trace
+from hardware.io.catalogs import added_files
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 
@@ -25,7 +26,18 @@ _FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 def model_names() -> tuple[str, ...]:
     """Return the names of the catalog's models, sorted."""
-    return tuple(sorted(path.stem for path in _CATALOG_DIR.glob("*.yaml")))
+    return tuple(sorted(model_files()))
+
+
+def shipped_models() -> dict[str, Path]:
+    """Return the file of every model that Meshtune ships by name, sorted."""
+    return {path.stem: path for path in sorted(_CATALOG_DIR.glob("*.yaml"))}
+
+
+def model_files() -> dict[str, Path]:
+    """Return the file of every model by name: Meshtune's, in place of which the user's stand, and those of packages."""
+    shipped = shipped_models()
+    return shipped | {name: file.path for name, file in added_files("models", shipped).items()}
 
 
 @functools.cache
@@ -35,10 +47,10 @@ def find_model(name: str) -> ModelSpec:
     Raises:
         ConfigError: the catalog has no such model.
     """
-    names = model_names()
-    if name not in names:
-        raise ConfigError("no such model in the catalog", key="model", value=name, nearest=did_you_mean(name, names))
-    return read_model_file(_CATALOG_DIR / f"{name}.yaml")
+    files = model_files()
+    if name not in files:
+        raise ConfigError("no such model in the catalog", key="model", value=name, nearest=did_you_mean(name, files))
+    return read_model_file(files[name])
 
 
 def load_model(reference: str, base_dir: Path, towers: Mapping[str, TowerWork] | None = None) -> ModelSpec:

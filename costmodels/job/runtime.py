@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from costmodels.job.layer_change import LayerChange
+from hardware.io.catalogs import added_files
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 
@@ -538,9 +539,15 @@ class ProfileFile(StrictModel):
     errors: _Errors
 
 
-def runtime_names() -> tuple[str, ...]:
-    """Return the catalog names of all runtime profiles, sorted."""
+def shipped_runtimes() -> tuple[str, ...]:
+    """Return the names of the profiles that Meshtune ships, sorted."""
     return tuple(sorted(path.stem for path in _CATALOG_DIR.glob("*.yaml")))
+
+
+def runtime_names() -> tuple[str, ...]:
+    """Return the catalog names of all runtime profiles, the user's and those of packages among them, sorted."""
+    shipped = shipped_runtimes()
+    return tuple(sorted({*shipped, *added_files("runtimes", shipped)}))
 
 
 def catalog_path(name: str) -> Path:
@@ -551,7 +558,8 @@ def catalog_path(name: str) -> Path:
     """
     if name not in runtime_names():
         raise ConfigError("is no runtime profile", value=name, nearest=did_you_mean(name, runtime_names()))
-    return _CATALOG_DIR / f"{name}.yaml"
+    added = added_files("runtimes", shipped_runtimes()).get(name)
+    return added.path if added is not None else _CATALOG_DIR / f"{name}.yaml"
 
 
 @cache
@@ -565,8 +573,11 @@ def find_runtime(name: str) -> RuntimeProfile:
 
 
 def comparable_names() -> tuple[str, ...]:
-    """Return the catalog names of the profiles that a user's cluster may resemble, sorted."""
-    return tuple(name for name in runtime_names() if name not in REHEARSED)
+    """Return the names of the shipped profiles that a user's cluster may resemble, sorted.
+
+    The user's own profiles change only the studies that name them.
+    """
+    return tuple(name for name in shipped_runtimes() if name not in REHEARSED)
 
 
 def other_runtimes(own: RuntimeProfile) -> tuple[RuntimeProfile, ...]:

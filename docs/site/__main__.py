@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from docs.site.pages import PAGES, SCHEMA, schema_text, written
+from docs.site.pages import PAGES, schema_text, written
+from tuner.study_file.schema_file import SCHEMA
 
 if __name__ == "__main__":
     for page in PAGES:

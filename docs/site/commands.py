@@ -23,7 +23,7 @@ def _section(name: str, command: Any) -> str:
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     usage = " ".join(["meshtune", name, *(_in_usage(one) for one in arguments), "[OPTIONS]"])
     parts = [f"## `meshtune {name}`", inspect.cleandoc(command.help), f"```text\n{usage}\n```"]
-    rows = [_row(one, context) for one in command.params]
+    rows = [_row(one, context) for one in command.params if not getattr(one, "hidden", False)]
     # The options come from `params`, so that arguments are rows of the same table; the help prints them apart.
     parts.append("\n".join(["| option | meaning |", "|---|---|", *rows]))
     for when, keys in JSON_KEYS.get(name, {}).items():

@@ -231,10 +231,16 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "configs": (
                 "configurations with their dimensions, `step_time_s`, `peak_memory_bytes`, `fits`, "
                 "`tokens_per_s_per_device` and `source`: `measured` or `synthetic` if a trial has completed, `learned` "
-                "from other trials, `simulated` for the leaders where hosts or links are unlike, or `predicted`; and "
-                "`cost_per_token` or `energy_per_token`, if the study minimizes it"
+                "from other trials, `simulated` for the leaders where hosts or links are unlike, or `predicted`; "
+                "`step_time_range_s` and `fit_probability`, the range that holds the step time with a probability of "
+                "95% [s] and the probability to fit in memory, both null where errors are not known; `speedup`, `mfu`; "
+                "`shares` of the predicted step, the largest first: `compute`, `memory traffic` (what it adds to the "
+                "operators, and the optimizer's pass), `network` (communication that nothing hides), `host`, `bubble` "
+                "and `overhead`; `bound_by`, the first of these; `exposed`, the degree whose communication takes most, "
+                "or null; and `cost_per_token` or `energy_per_token`, if the study minimizes it"
             ),
             "current": "the current configuration with the same figures and its `rank`; null without one",
+            "compared_with": "configuration that `speedup` is relative to: `current`, or else `baseline` or `first`",
             **_BASIS,
             "idle_hosts": f"of the first configuration: {_IDLE_HOSTS}",
         },
@@ -446,6 +452,16 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "models": "files of models beside it",
             "left_out": "columns whose texts are not copied, with the reasons",
             "skipped": "number of rows that were left out as a whole, by reason",
+        }
+    },
+    "catalog": {
+        "": {
+            "kind": "kind of the entries: `devices`, `clusters`, `models`, `runtimes` or `knobs`",
+            "entries": (
+                "entries with `name`, `origin` (`shipped`, `yours` or the name of a package), `shadows` (whether it "
+                "stands in place of a shipped one) and their columns; with a name, the `file`, the whole `entry` and "
+                "its `sources` in place of the columns"
+            ),
         }
     },
     "trials": {

@@ -19,7 +19,7 @@ from docs.site.regions import filled
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "licences.md"
-FOR_USERS = ("torch", "jax", "dashboard", "postgresql")
+FOR_USERS = ("torch", "jax", "dashboard", "postgresql", "cluster", "tensorboard", "mlflow", "wandb")
 """Extras that add features for users; the other extras serve development."""
 
 COPYLEFT = re.compile(r"\b(A|L)?GPL|GNU|MPL|Mozilla|EPL|Eclipse|CDDL|EUPL|SSPL", re.IGNORECASE)

@@ -17,7 +17,6 @@ from docs.site.study_file import key_tables
 from docs.site.study_schema import plain_schema
 
 DOCS = Path(__file__).parents[1]
-SCHEMA = DOCS / "study.schema.json"
 
 PAGES: Mapping[Path, Callable[[], Mapping[str, str]]] = {
     DOCS / "commands.md": command_reference,

@@ -70,7 +70,8 @@ ROOMS: dict[str, set[str]] = {
     "trials.jax_training": {"trials", "trials.ranks", "trials.training"},
     "trials.on_ray": {"trials", "trials.ranks", "trials.link_probe"},
     "trials.registry": {
-        *("trials.replay", "trials.simulated", "trials.command", "trials.torch_training", "trials.jax_training")
+        "trials",
+        *("trials.replay", "trials.simulated", "trials.command", "trials.torch_training", "trials.jax_training"),
     },
     "tuner.planners.engine": set(),
     "tuner.planners.scheduling": {"tuner.planners.engine"},
@@ -84,6 +85,7 @@ ROOMS: dict[str, set[str]] = {
     "tuner.space": set(),
     "tuner.search": {"tuner.space"},
     "tuner.knobs": {"tuner.space", "tuner.search"},
+    "tuner.catalog": {"tuner.knobs"},
     "tuner.own_step": {"tuner.space", "tuner.search"},
     "tuner.export": {"tuner.space"},
     "tuner.capture": set(),
@@ -93,7 +95,7 @@ ROOMS: dict[str, set[str]] = {
     "tuner.subject": {*("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.plans", "tuner.knobs")},
     "tuner.study_file": {
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.imports", "tuner.plans"),
-        *("tuner.knobs", "tuner.subject"),
+        *("tuner.knobs", "tuner.catalog", "tuner.subject"),
     },
     "tuner.storage": {"tuner.space", "tuner.search", "tuner.study_file"},
     "tuner.forecast": {
@@ -162,6 +164,7 @@ ROOMS: dict[str, set[str]] = {
         ),
         *("tuner.answers", "tuner.calibrate", "tuner.run", "tuner.subject"),
     },
+    "tuner.atlas": {"tuner.study_file", "tuner.forecast", "tuner.economics", "tuner.report"},
     "tuner.dashboard": {
         "tuner.forecast",
         "tuner.economics",
@@ -169,6 +172,7 @@ ROOMS: dict[str, set[str]] = {
         *("tuner.report", "tuner.subject"),
     },
     "tuner.cli": {
+        "tuner.catalog",
         "tuner.forecast",
         "tuner.economics",
         *("tuner.space", "tuner.search", "tuner.own_step", "tuner.export", "tuner.capture", "tuner.imports"),
@@ -184,7 +188,7 @@ ROOMS: dict[str, set[str]] = {
             "tuner.replan",
             "tuner.place",
         ),
-        *("tuner.terminal", "tuner.watch", "tuner.report", "tuner.dashboard", "tuner.subject"),
+        *("tuner.terminal", "tuner.watch", "tuner.report", "tuner.atlas", "tuner.dashboard", "tuner.subject"),
     },
     "tuner": {
         "tuner.search",
@@ -204,6 +208,9 @@ FENCES = {
     "torch": r".*torch.*",
     "transformers": r"costmodels/traced/with_torch/.*|tuner/planners/torch_transformers\.py",
     "torchtitan": r"tuner/planners/torch_titan\.py",
+    "tensorboard": r"tuner/run/trackers/.*",
+    "mlflow": r"tuner/run/trackers/.*",
+    "wandb": r"tuner/run/trackers/.*",
     "jax": r".*jax.*",
     "jaxlib": r".*jax.*",
 }

@@ -22,8 +22,22 @@ _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 
 _HTTP2_SETTINGS = 4
 
 
-def join_cluster(ray: Any, address: str) -> None:
+STUDY = "meshtune_study"
+"""Key of a job's metadata in Ray that holds the name of its study."""
+
+
+def job_of(ray: Any, study: str) -> Any:
+    """Return the configuration of a job in Ray that names its study; none if it has no study."""
+    return ray.job_config.JobConfig(metadata={STUDY: study}) if study else None
+
+
+def join_cluster(ray: Any, address: str, *, study: str = "") -> None:
     """Join the cluster at `auto`, `ray://host:port` or `host:port`, and make its workers find our modules.
+
+    Args:
+        ray: Ray.
+        address: Address of the cluster.
+        study: Name of the study that the job of this program belongs to; a submitted job has its own metadata.
 
     Raises:
         ConfigError: The address is malformed, or no Ray answers there.
@@ -39,7 +53,13 @@ def join_cluster(ray: Any, address: str) -> None:
         else {"py_modules": [str(packages / name) for name in ("hardware", "costmodels", "trials")]}
     )
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env=environment)
+        ray.init(
+            address=address,
+            job_config=None if is_submitted_job() else job_of(ray, study),
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env=environment,
+        )
     except (OSError, RuntimeError, ValueError, ImportError) as error:
         raise _no_cluster(address, first_line(error)) from None
 

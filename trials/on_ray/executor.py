@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -57,6 +58,10 @@ MAIL_LIMIT_S = 5.0
 MAIL_EVERY_S = 0.5
 """Interval at which the mailbox is asked for steps [s]. Short steps would otherwise keep the driver busy: one turn of
 its loop takes some 40 ms with 40 trials in the study (measured)."""
+
+
+_NAMED = itertools.count()
+"""Numbers in names of actors and placement groups: Ray keeps a name for a while after its owner was killed."""
 
 
 @dataclass(slots=True)
@@ -111,7 +116,8 @@ class RayExecutor:
     Args:
         backend: Backend that measures; it is copied into every worker.
         parallel_trials: Number of slots asked for.
-        study: Name of the study, for the names of its trials in Ray: STUDY/NUMBER.ATTEMPT, attempts from 0.
+        study: Name of the study, for names in Ray: tasks are STUDY/NUMBER.ATTEMPT by their trials, attempts from 0;
+            actors are STUDY/slot-N, each of which measures many trials, STUDY/slot-N/host-M and STUDY/mailbox-N.
         time_limit_s: Longest time that one trial may take [s]; None sets no limit.
         address: Address of the Ray cluster: `auto`, `ray://host:port` or `host:port`; `local` starts one here. None
             takes RAY_ADDRESS from the environment, and starts one here if there is none.
@@ -184,7 +190,8 @@ class RayExecutor:
                     self._places.append(self._new_place())
                 # asked for last: a worker that has started already should take a trial
                 mailbox = self._ray.remote(Mailbox)
-                self._mailbox = mailbox.options(num_cpus=0, max_restarts=-1, max_task_retries=0).remote()
+                name = f"{self._study}/mailbox-{next(_NAMED)}"
+                self._mailbox = mailbox.options(name=name, num_cpus=0, max_restarts=-1, max_task_retries=0).remote()
             if not is_local:
                 self._keep_what_started()
         except BaseException:
@@ -329,7 +336,7 @@ class RayExecutor:
             self._ray = import_ray()
             if not self._ray.is_initialized():
                 self._owns_connection = True
-                join_cluster(self._ray, address)
+                join_cluster(self._ray, address, study=self._study)
             return False
         hosts = self._backend.hosts
         self._take_turns_elsewhere()
@@ -345,7 +352,7 @@ class RayExecutor:
         if self._parallel_trials > room:
             self._run_fewer(room, f"each wants {each} cores of the {cores} here")
         # ranks may share cores; the observation then says which clock their times count
-        self._owns_connection = start_local_ray(max(self._parallel_trials * each, cores))
+        self._owns_connection = start_local_ray(max(self._parallel_trials * each, cores), study=self._study)
         self._ray = import_ray()
         if hosts[0].gpus:
             self._check_gpus(hosts[0].gpus)
@@ -442,7 +449,8 @@ class RayExecutor:
         if self._backend.hosts != (HostNeeds(),):
             bundles = [{"CPU": needs.cpus} | ({"GPU": needs.gpus} if needs.gpus else {}) for needs in self._reserved]
             strategy = "STRICT_SPREAD" if len(bundles) > 1 else "STRICT_PACK"
-            group = self._ray.util.placement_group(bundles, strategy=strategy)
+            name = f"{self._study}/hosts-{next(_NAMED)}"
+            group = self._ray.util.placement_group(bundles, strategy=strategy, name=name)
         place = _Place(group=group)
         self._fill(place)
         return place
@@ -451,14 +459,15 @@ class RayExecutor:
         """Start a fresh actor in a slot, in the first bundle of its placement group if it has one."""
         # on one host this actor starts the ranks itself; on several hosts, each has an actor that does
         needs = self._backend.hosts[0] if len(self._backend.hosts) == 1 else HostNeeds(cpus=0)
-        options: dict[str, Any] = {"num_cpus": needs.cpus, "max_restarts": 0, "max_task_retries": 0}
+        name = f"{self._study}/slot-{next(_NAMED)}"
+        options: dict[str, Any] = {"name": name, "num_cpus": needs.cpus, "max_restarts": 0, "max_task_retries": 0}
         if needs.gpus:
             options["num_gpus"] = needs.gpus
         if place.group is not None:
             options["scheduling_strategy"] = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                 placement_group=place.group, placement_group_bundle_index=0
             )
-        place.actor = self._slot_class.options(**options).remote(self._stored_backend, place.group)
+        place.actor = self._slot_class.options(**options).remote(self._stored_backend, place.group, name)
         place.ready, place.created_s = place.actor.ready.remote(), time.monotonic()
         place.is_ready, place.trial = False, None
 

@@ -5,6 +5,7 @@ Rank r runs on host r // (ranks per host), in the order of the bundles, as the c
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -21,6 +22,10 @@ HEAR_S = 0.2
 
 REPLACE_LIMIT_S = 5
 """Time that the cluster may take to replace a lost host of a trial [s]; a free one is given at once."""
+
+
+_NAMED = itertools.count()
+"""Numbers in names of actors: Ray keeps a name for a while after its owner was killed."""
 
 
 class _RankHost:
@@ -56,10 +61,13 @@ class RayRanks(AbstractRanks):
         needs: Resources that the actor on each host takes of its bundle.
         setup: Modules and variables that ranks find ready.
         is_retry: Whether the trial has been lost once, perhaps with a host that will not return.
+        name: Name of the actor that the hosts belong to; theirs are NAME/host-M.
     """
 
-    def __init__(self, group: Any, needs: tuple[HostNeeds, ...], setup: RankSetup, *, is_retry: bool) -> None:
-        self._group, self._needs, self._setup, self._is_retry = group, needs, setup, is_retry
+    def __init__(
+        self, group: Any, needs: tuple[HostNeeds, ...], setup: RankSetup, *, is_retry: bool, name: str
+    ) -> None:
+        self._group, self._needs, self._setup, self._is_retry, self._name = group, needs, setup, is_retry, name
         self._ray = import_ray()
         self._hosts: list[Any] = []
         self._addresses: list[str] = []
@@ -74,6 +82,7 @@ class RayRanks(AbstractRanks):
         kind = self._ray.remote(_RankHost)
         self._hosts = [
             kind.options(
+                name=f"{self._name}/host-{next(_NAMED)}",
                 num_cpus=needs.cpus,
                 num_gpus=needs.gpus,
                 scheduling_strategy=strategy(placement_group=self._group, placement_group_bundle_index=number),

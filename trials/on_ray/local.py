@@ -22,7 +22,7 @@ from typing import Any
 from hardware.io.errors import ConfigError
 from hardware.io.temporary import check_room
 from trials.on_ray import keeper as keeper_program
-from trials.on_ray.cluster import first_line
+from trials.on_ray.cluster import first_line, job_of
 from trials.on_ray.keeper import DISMISSED, GRACE_S, MARK
 from trials.on_ray.side_processes import kill_when_ended, without_helpers
 from trials.ranks.unheard_signals import sigterm_kept, unheard
@@ -67,8 +67,12 @@ def import_ray() -> Any:
     return ray
 
 
-def start_local_ray(num_cpus: int) -> bool:
+def start_local_ray(num_cpus: int, *, study: str = "") -> bool:
     """Start Ray on this machine, unless the program has started or joined one; return whether it was started.
+
+    Args:
+        num_cpus: Number of cores that it has to give.
+        study: Name of the study that the job of this program belongs to.
 
     Raises:
         ConfigError: Ray does not start.
@@ -77,7 +81,7 @@ def start_local_ray(num_cpus: int) -> bool:
     while True:
         starts_left -= 1
         try:
-            return _start(num_cpus)
+            return _start(num_cpus, study)
         except ConfigError:
             raise
         except OSError as error:
@@ -96,7 +100,7 @@ def _does_not_start(error: Exception, remedy: str) -> ConfigError:
     )
 
 
-def _start(num_cpus: int) -> bool:
+def _start(num_cpus: int, study: str) -> bool:
     mark = uuid.uuid4().hex  # a later Ray of this process is another one
     changes = _LOCAL_ENVIRONMENT | _own_token() | {"PYTHONPATH": _python_path(), MARK: mark}
     with _environment(changes), warnings.catch_warnings():
@@ -112,6 +116,7 @@ def _start(num_cpus: int) -> bool:
                 ray.init(
                     address="local",
                     num_cpus=num_cpus,
+                    job_config=job_of(ray, study),
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,

@@ -69,11 +69,12 @@ class Mailbox:
 
 
 class Slot:
-    """Actor that measures one trial after the other in a process of its own."""
+    """Actor that measures one trial after the other in a process of its own; `name` is its name in Ray."""
 
-    def __init__(self, backend: AbstractBackend, group: Any) -> None:
+    def __init__(self, backend: AbstractBackend, group: Any, name: str) -> None:
         self.backend = backend
         self.group = group
+        self.name = name
         self.opened: AbstractBackend | None = None
 
     def ready(self) -> bool:
@@ -132,4 +133,6 @@ class Slot:
     def _ranks(self, *, is_retry: bool) -> AbstractRanks:
         hosts = self.backend.hosts
         setup = self.backend.rank_setup
-        return RayRanks(self.group, hosts, setup, is_retry=is_retry) if len(hosts) > 1 else RankProcesses(setup)
+        if len(hosts) == 1:
+            return RankProcesses(setup)
+        return RayRanks(self.group, hosts, setup, is_retry=is_retry, name=self.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,12 @@ from costmodels.surrogates.uncertainty import SIGMA, WIDE, half_width, likely_ra
 from hardware.arrays import IntArray
 from hardware.io.errors import ConfigError
 from tuner.answers.basis import Basis, basis_of
+from tuner.answers.rank_rows import rank_rows
+from tuner.answers.results import Prediction, RankedCandidate
 from tuner.forecast.candidates import predict_with_errors, speed_of
 from tuner.forecast.planned_candidates import prepare
 from tuner.forecast.prepared import Prepared
-from tuner.forecast.ranked import OnProgress, Ranked, ignore_progress, predicted_ranking, row_of, without
+from tuner.forecast.ranked import OnProgress, Ranked, ignore_progress, predicted_ranking, without
 from tuner.forecast.sizes import PREDICTED, Judge, Judged
 from tuner.forecast.stages import stages_json
 from tuner.space.enumeration import launchable
@@ -30,7 +32,7 @@ from tuner.study_file.request import StudyRequest
 from tuner.subject.problem import Problem
 
 
-def predict(study: StudyRequest | Path | str, config: ParallelConfig | Mapping[str, Value] | str) -> dict[str, Any]:
+def predict(study: StudyRequest | Path | str, config: ParallelConfig | Mapping[str, Value] | str) -> Prediction:
     """Return step time, memory and stages of one configuration, as `meshtune predict --json` prints them.
 
     They are those that the study's trials taught, once some have ended, and predicted before.
@@ -60,7 +62,8 @@ def predict(study: StudyRequest | Path | str, config: ParallelConfig | Mapping[s
         )
     stored = StoredStudies(loaded.storage)
     problem = prepare(loaded, stored, chosen).problem
-    return predict_taught(problem, chosen, basis_of(loaded, stored)) | stages_json(problem, chosen)
+    found = predict_taught(problem, chosen, basis_of(loaded, stored)) | stages_json(problem, chosen)
+    return cast("Prediction", found)
 
 
 def predict_taught(
@@ -119,7 +122,7 @@ _TAUGHT = (
 """Keys of a prediction that trials answer in place of the cost model."""
 
 
-def rank(study: StudyRequest | Path | str, *, top: int | None = 10) -> list[dict[str, Any]]:
+def rank(study: StudyRequest | Path | str, *, top: int | None = 10) -> list[RankedCandidate]:
     """Return the candidates of a study in the order of their step times, the fastest first.
 
     Step times are predicted, or those that the study's trials taught once some have ended.
@@ -129,8 +132,7 @@ def rank(study: StudyRequest | Path | str, *, top: int | None = 10) -> list[dict
         top: Number of candidates to return; None for all.
 
     Returns:
-        For each candidate its dimensions, step_time_s [s], peak_memory_bytes, fits, tokens_per_s_per_device and source:
-        `measured` or `synthetic`, `learned` from other trials, `simulated` or `predicted`.
+        For each candidate its dimensions and figures, as `meshtune rank --json` prints them.
 
     Raises:
         ConfigError: The study is wrong.
@@ -138,8 +140,9 @@ def rank(study: StudyRequest | Path | str, *, top: int | None = 10) -> list[dict
     loaded = _load(study)
     stored = StoredStudies(loaded.storage)
     prepared = prepare(loaded, stored)
-    ranked = rank_candidates(prepared, basis_of(loaded, stored, prepared))
-    return [row_of(prepared, ranked, place) for place in range(len(ranked.order))[:top]]
+    basis = basis_of(loaded, stored, prepared)
+    ranked = rank_candidates(prepared, basis)
+    return cast("list[RankedCandidate]", rank_rows(prepared, basis, ranked, range(len(ranked.order))[:top]))
 
 
 def rank_candidates(

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-from optuna import Study
+from typing import TYPE_CHECKING, Literal
 
 from costmodels.job.parallel_config import ParallelConfig, Value
 from tuner.forecast.baseline import baseline_position
 from tuner.forecast.prepared import Prepared
-from tuner.storage.record import BASELINE, TrialRecord, step_time_of
 from tuner.subject.problem import Problem
+
+if TYPE_CHECKING:  # Optuna takes long to load, and a ranking needs none of it
+    from optuna import Study
+
+    from tuner.storage.record import TrialRecord
 
 Role = Literal["current", "baseline"]
 
@@ -42,6 +44,8 @@ class Reference:
 
     def step_time_s(self, records: Sequence[TrialRecord]) -> float | None:
         """Return its measured step time [s]; None without one."""
+        from tuner.storage.record import step_time_of  # noqa: PLC0415 # it loads Optuna
+
         return step_time_of(records, self.values)
 
 
@@ -66,6 +70,8 @@ def reference_among(prepared: Prepared) -> Reference | None:
 
 def reference_of(problem: Problem, study: Study) -> Reference | None:
     """Return the reference of a stored study."""
+    from tuner.storage.record import BASELINE  # noqa: PLC0415 # it loads Optuna
+
     if problem.current is not None:
         return _make_reference(problem, "current", problem.current)
     stored = study.user_attrs.get(BASELINE)
@@ -74,6 +80,8 @@ def reference_of(problem: Problem, study: Study) -> Reference | None:
 
 def keep_baseline(study: Study, reference: Reference | None) -> None:
     """Store the baseline in its study, if that has no trials yet."""
+    from tuner.storage.record import BASELINE  # noqa: PLC0415 # it loads Optuna
+
     if reference is None or reference.role != "baseline" or BASELINE in study.user_attrs:
         return
     if not study.get_trials(deepcopy=False):

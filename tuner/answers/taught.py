@@ -33,7 +33,7 @@ from tuner.forecast.ranked import Ranked, by_objective
 from tuner.forecast.sizes import LEARNED, Judged
 from tuner.search.implied import ImpliedFailures
 from tuner.search.observations import Observations, observations_on
-from tuner.search.posterior import LIKELY, Posterior
+from tuner.search.posterior import LIKELY, Expected, Posterior
 from tuner.search.prior import initial_posterior
 from tuner.storage.history import past_of
 from tuner.storage.record import MEANING, TrialRecord, fastest, records_of
@@ -156,6 +156,7 @@ class Taught:
             is_measured=judged.is_measured,
             is_simulated=np.zeros(len(space.grid), dtype=np.bool_),
             num_trials=self.num_trials,
+            fit_probability=judged.fit_probability,
         )
         return by_objective(self.prepared, ranked)
 
@@ -204,6 +205,15 @@ class Taught:
             [place if own and place is not None else row for place, own, row in zip(at, is_own, behind, strict=True)]
         )
         return posterior.draw_steps_at(self.observations, rows, num_draws, rng)
+
+    def step_ranges_s(self, positions: IntArray) -> list[list[float] | None]:
+        """Return the range of 95% of the step time of some of the study's candidates [s]; None where none is known."""
+        grid = self.prepared.candidates.space.grid
+        drawn = self.draw_steps([grid.config(int(position)) for position in positions], NUM_DRAWS)
+        if drawn is None:
+            return [None] * len(positions)
+        low_s, high_s = np.exp(np.quantile(drawn, [TAILS[0], 1 - TAILS[0]], axis=0))
+        return [[float(low), float(high)] for low, high in zip(low_s, high_s, strict=True)]
 
     def _is_own(self, setting: Setting) -> bool:
         """Return whether a setting is that of the trials."""
@@ -276,6 +286,25 @@ class Taught:
             fit_probability=float(judged.fit_probability[0]),
             outcome="" if at is None else self._outcome(at),
         )
+
+    def corrected(self, chosen: ParallelConfig) -> tuple[float, float] | None:
+        """Return step time [s] and peak memory [bytes] as the trials correct the prediction, its own trials among them.
+
+        Where a trial has measured them, they are close to the measurement and not it, so that the two can be compared.
+        None where the trials say nothing of the study's setting.
+        """
+        at = self._positions.get(self._key(chosen)) if self.is_own else None
+        if at is None:
+            step = self.step_of(chosen)
+            return None if step is None else (step.step_time_s, step.peak_bytes)
+        # the peak errs by the same factor as the memory that is needed
+        factor = math.exp(self._expected.log_needed[at]) / self._own.posterior.predicted.needed_bytes[at]
+        return math.exp(self._expected.log_step_s[at]), float(self.prepared.space.memory.peak_bytes[at] * factor)
+
+    @cached_property
+    def _expected(self) -> Expected:
+        """Expected values of the study's candidates."""
+        return self._own.posterior.expected(self.observations, np.arange(len(self.grid)))
 
     @cached_property
     def _own(self) -> _Every:

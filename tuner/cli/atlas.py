@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from hardware.cluster_file import MAX_DEVICES
 from hardware.io.errors import ConfigError
 from tuner.cli.costs import parse_tokens
 from tuner.cli.options import FOUND_NOTHING, AsJson, whole_number
@@ -86,6 +85,8 @@ def parse_devices(text: str) -> tuple[int, ...]:
     Raises:
         ConfigError: An entry is no possible number of devices.
     """
+    from hardware.cluster_file import MAX_DEVICES
+
     sizes = sorted({whole_number("--devices", entry.strip(), 1) for entry in text.split(",")})
     if sizes[-1] > MAX_DEVICES:
         raise ConfigError(f"must be numbers of devices up to {MAX_DEVICES:,}", key="--devices", value=sizes[-1])

@@ -19,9 +19,10 @@ def _complete(module: str, names: str) -> Callable[[str], list[str]]:
     return complete
 
 
-targets = _complete("tuner.export", "EXPORTERS")
+targets = _complete("tuner.export", "exporter_names")
 planners = _complete("tuner.planners.planning", "PLANNERS")
 plan_forms = _complete("tuner.plans.plan_export", "PLAN_EXPORTERS")
 clusters = _complete("hardware.cluster_file", "cluster_names")
 models = _complete("costmodels.job.model_catalog", "model_names")
 runtimes = _complete("costmodels.job.runtime", "runtime_names")
+catalog_kinds = _complete("tuner.catalog.listing", "LISTINGS")

@@ -13,7 +13,8 @@ import typer
 
 from hardware.io.errors import ConfigError
 from tuner.cli.options import FOUND_NOTHING, check_out, load, number, taught_study, tell_basis
-from tuner.terminal.console import hosts_in_words, in_words, print_json, print_table, say
+from tuner.terminal.console import hosts_in_words, in_words, print_json, say
+from tuner.terminal.tables import print_table
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.economics.costs import CostComparison, Offer

@@ -11,7 +11,8 @@ from typer import Option
 from tuner.cli.costs import load_with_prices, tokens_of
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, tell_basis, with_plans
 from tuner.storage.stored_studies import StoredStudies
-from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, say, warn
+from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, say, warn
+from tuner.terminal.tables import print_table
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.economics.training import Training, TrainingEstimate

@@ -18,6 +18,7 @@ from tuner.cli import completion as cli_completion
 from tuner.cli.init_capture import captured_import
 from tuner.cli.options import AsJson, with_options, write_file
 from tuner.study_file.questions import IGNORE, QUESTIONS
+from tuner.study_file.schema_file import with_schema
 from tuner.terminal.console import print_json, printable, warn
 
 if TYPE_CHECKING:  # these load numpy
@@ -111,6 +112,10 @@ def init(
             help="Log of a training, from its start. Together with a launch script, whose command the trials then run.",
         ),
     ] = None,
+    from_package: Annotated[
+        str | None,
+        Option("--from", metavar="NAME=FILE", help="File that the importer NAME of an installed package reads."),
+    ] = None,
     cluster: Annotated[
         str | None,
         Option(
@@ -177,11 +182,12 @@ def init(
         **{framework: given[0] if given else None for framework, given in several.items()},
         "log": from_log,
     }
+    of_package = _of_package(from_package)
     own: tuple[tuple[World, str | None, str | None], ...] = (("jax", from_jax, from_torch), ("torch", from_torch, None))
     for world, factory, other in own:
         if factory is not None:
             beside: dict[str, Any] = {f"from-{name}": file for name, file in files.items() if file is not None}
-            beside |= {"from-torch": other, "capture": True if capture else None}
+            beside |= {"from": from_package, "from-torch": other, "capture": True if capture else None}
             beside |= {"model": model, "runtime": runtime, "config": config, "trial-hosts": trial_hosts}
             beside |= {"checkpoints": checkpoints}
             beside |= {"ignore-flags": ignore_flags}
@@ -189,11 +195,12 @@ def init(
             _init_own_step(world, factory, cluster, others, trial, out, force=force, as_json=as_json)
             return
     chosen = [(framework, file) for framework, file in files.items() if file is not None and framework != "log"]
+    chosen += of_package
     # a recipe's file beside a captured command
     recipe = chosen[0][0] if capture and len(chosen) == 1 and chosen[0][0] in {*several} - {"gpt-neox"} else ""
     if (len(chosen) + capture > 1 and not recipe) or not (chosen or capture or from_log) or (capture and from_log):
         options = ", ".join(f"--from-{framework}" for framework in (*files, "jax", "torch"))
-        raise ConfigError(f"needs exactly one of {options}, --capture", key="init")
+        raise ConfigError(f"needs exactly one of {options}, --from, --capture", key="init")
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError("must end in .yaml", key="--out", value=str(out))
     _check_free(out, force=force)
@@ -205,7 +212,7 @@ def init(
     given = {key: text for key, text in answers.items() if text is not None}
     named = {"cluster": cluster, "model": model, "runtime": runtime, "config": config, **given}
     named |= {"trial_hosts": None if trial_hosts is None else str(trial_hosts), "checkpoints": checkpoints}
-    named |= {"ignore_flags": ignore_flags}
+    named |= {"ignore_flags": ignore_flags, "from": from_package}
     added = Added(
         cluster=cluster,
         model=model,
@@ -319,7 +326,7 @@ def _init_own_step(
     subject, trains = checked.problem.subject, TrialAbility.TRAINING in checked.trials.backend.abilities
     assert isinstance(subject, OwnStepSubject), "the text names such a step"
     devices, operators = subject.cluster.num_devices, len(subject.plans.graph().ops)
-    write_file(out, text)
+    write_file(out, with_schema(text))
     if as_json:
         print_json({"written": str(out), "devices": devices, "operators": operators})
         return
@@ -330,6 +337,20 @@ def _init_own_step(
     typer.echo(f"  meshtune rank {study}    # meshes and plans by their predicted step times")
     typer.echo(f"  meshtune run {study}     # {'time them' if trains else 'try them in a simulated world'}")
     typer.echo(f"  meshtune export {study} --to {world} --out sharded.py    # the best one as a module")
+
+
+def _of_package(given: str | None) -> list[tuple[str, Path]]:
+    """Return the importer and the file of `--from`; none without it.
+
+    Raises:
+        ConfigError: It is no `NAME=FILE`.
+    """
+    if given is None:
+        return []
+    name, equals, file = given.partition("=")
+    if not (name and equals and file):
+        raise ConfigError("must be the name of an importer and a file", key="--from", value=given, nearest="NAME=FILE")
+    return [(name, Path(file))]
 
 
 def _command_so_far(
@@ -407,7 +428,7 @@ def _write(
     if made.model_file:
         write_file(out.parent / made.model_file, made.model_text)
         written.append(out.parent / made.model_file)
-    write_file(out, made.text, private=made.holds_secret)
+    write_file(out, with_schema(made.text), private=made.holds_secret)
     return written, made, _differences(made, request)
 
 

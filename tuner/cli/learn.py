@@ -12,7 +12,8 @@ from hardware.io.errors import ConfigError
 from tuner.cli import completion as cli_completion
 from tuner.cli.options import AsJson, Storage, check_out, with_options
 from tuner.study_file.questions import IGNORE, QUESTIONS
-from tuner.terminal.console import print_json, print_table, printable, say
+from tuner.terminal.console import print_json, printable, say
+from tuner.terminal.tables import print_table
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.learn.learning import Learned
@@ -22,7 +23,7 @@ SHOWN = 20
 """Number of files that are named of each kind; `--json` has all."""
 
 
-@with_options({question.key: (question.metavar, question.help) for question in QUESTIONS.values()})
+@with_options({question.key: (question.metavar, question.help) for question in QUESTIONS.values()}, hidden=True)
 def learn(
     logs: Annotated[
         list[Path], Argument(metavar="LOGS", help="Logs of trainings, folders of them, or studies that have run.")
@@ -70,8 +71,9 @@ def learn(
     """Learn from your own training logs: keep each run, and fit a profile that predicts your cluster.
 
     Logs of Megatron-LM, Megatron-Bridge, NeMo, torchtitan, nanotron, DeepSpeed and others become rows of a file of
-    measured runs. What a log does not state is asked for, and a log that contradicts itself is refused. The options say
-    what logs leave open; what a log states itself comes first.
+    measured runs. What a log does not state is asked for, and a log that contradicts itself is refused. The options
+    from --hosts to --expert-tp, which `meshtune init --help` explains, say what logs leave open; what a log states
+    itself comes first.
     """
     for option, file in (("--pool", pool), ("--out", out)):
         check_out(file, option)

@@ -30,6 +30,7 @@ from hardware.io.secret_texts import hide_words, holds_secret
 from trials.ranks.unheard_signals import ignore_signals
 from tuner.cli import atlas as cli_atlas
 from tuner.cli import calibrate as cli_calibrate
+from tuner.cli import catalog as cli_catalog
 from tuner.cli import completion as cli_completion
 from tuner.cli import dashboard as cli_dashboard
 from tuner.cli import estimate as cli_estimate
@@ -63,6 +64,7 @@ from tuner.cli.options import (
     with_plans,
     write_file,
 )
+from tuner.cli.panels import PanelGroup
 from tuner.cli.status import counts
 from tuner.run.endings import INTERRUPTED, PREEMPTED, StorageLostError, TakenOverError, ending_signals, keep_status
 from tuner.storage.stored_studies import StoredStudies
@@ -89,6 +91,7 @@ if TYPE_CHECKING:  # these load numpy, Optuna and Ray
 
 app = typer.Typer(
     name="meshtune",
+    cls=PanelGroup,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # loading rich would double the time of --help
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -255,7 +258,7 @@ def meshtune(
         raise typer.Exit(USERS_MISTAKE)
 
 
-@app.command(short_help="Tune: try the most promising configurations.")
+@app.command(short_help="Try the most promising configurations until the best is clear.")
 def run(
     study: StudyFile,
     trials: Annotated[
@@ -272,7 +275,8 @@ def run(
         str, Option(metavar="FORMAT", help="Form of the progress on stderr: text, or json with one object per event.")
     ] = "text",
     metrics: Annotated[
-        Path | None, Option(metavar="FILE", help="File for Prometheus metrics, kept up to date while the study runs.")
+        Path | None,
+        Option(metavar="FILE", help="File for Prometheus metrics, kept up to date; OpenMetrics if it ends so."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -401,6 +405,7 @@ app.command(short_help="Plan configuration changes on a cluster that changes ove
 app.command(short_help="Follow a cluster; say when to change a running job.")(cli_watch.watch)
 
 
+app.command(short_help="List devices, clusters, models, runtimes and knobs.")(cli_catalog.catalog)
 app.command(short_help="Fit a runtime's profile, or time operators on this machine.")(cli_calibrate.calibrate)
 app.command(short_help="Learn from your training logs: keep the runs, fit a profile.")(cli_learn.learn)
 app.command(short_help="Write your measured runs without anything that names you.")(cli_learn.share)
@@ -496,7 +501,7 @@ def export(
             metavar="TARGET",
             help="megatron, torchtitan, torchtitan-main, bridge, swift, verl, maxtext, deepspeed, mindspeed, nemo, "
             "nanotron, gpt-neox, flagscale "
-            "or json; jax or torch for a step of your own in it.",
+            "or json; jax or torch for a step of your own in it; or a target of an installed package.",
             autocompletion=cli_completion.targets,
         ),
     ],

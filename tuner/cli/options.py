@@ -73,8 +73,11 @@ STORAGE_LOST = 3
 TAKEN_OVER = 4
 
 
-def with_options(table: Mapping[str, tuple[str, str]]) -> Callable[[Command], Command]:
-    """Give a command that takes `**keywords` one option for each row: its key, and its metavar and help."""
+def with_options(table: Mapping[str, tuple[str, str]], *, hidden: bool = False) -> Callable[[Command], Command]:
+    """Give a command that takes `**keywords` one option for each row: its key, and its metavar and help.
+
+    Hidden ones work and are not listed: another command explains them.
+    """
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
@@ -84,7 +87,7 @@ def with_options(table: Mapping[str, tuple[str, str]]) -> Callable[[Command], Co
                 key,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=None,
-                annotation=Annotated[str | None, Option(metavar=metavar, help=meaning)],
+                annotation=Annotated[str | None, Option(metavar=metavar, help=meaning, hidden=hidden)],
             )
             for key, (metavar, meaning) in table.items()
         ]

@@ -15,7 +15,8 @@ from hardware.io.output_file import check_place, write_output
 from tuner.cli import completion as cli_completion
 from tuner.cli.options import FOUND_NOTHING, AsJson, check_out, number, whole_number
 from tuner.cli.place_operators import place_graphs
-from tuner.terminal.console import print_json, print_table, printable
+from tuner.terminal.console import print_json, printable
+from tuner.terminal.tables import print_table
 
 if TYPE_CHECKING:  # this loads numpy
     from tuner.place.answer import Answer

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tuner.cli.options import FOUND_NOTHING
-from tuner.terminal.console import print_json, print_table, printable
+from tuner.terminal.console import print_json, printable
+from tuner.terminal.tables import print_table
 
 if TYPE_CHECKING:  # this loads numpy
     from collections.abc import Mapping

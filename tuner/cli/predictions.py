@@ -31,23 +31,27 @@ from tuner.cli.options import (
 )
 from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import (
+    LAYOUT,
     NOTHING_WORKS,
     config_in_words,
     hosts_in_words,
     in_words,
+    layout_columns,
     print_json,
     print_knobs,
     print_reasons,
     print_simulation,
-    print_table,
     printable,
     speed_in_words,
-    value_in_words,
+    tell_columns,
     warn,
 )
+from tuner.terminal.tables import print_table
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.answers.basis import Basis
+    from tuner.forecast.prepared import Prepared
+    from tuner.forecast.ranked import Ranked
     from tuner.forecast.sizes import Size
     from tuner.study_file.request import StudyRequest
     from tuner.subject.problem import Problem
@@ -305,6 +309,10 @@ def rank(
 ) -> None:
     """Print the fastest configurations by what the study's trials measured and taught; no trial is run.
 
+    Beside each step time stand the range that holds it with a probability of 95%, the speed-up over the current
+    configuration (without one, over the baseline or else the first), MFU, memory and the probability to fit, and what
+    takes most of the step: compute, memory traffic, network, host, bubble or overhead.
+
     With --tokens, print which clusters and sizes train the model when and for how much, and which of them no other
     beats in both.
     """
@@ -341,88 +349,64 @@ def rank(
 def _rank_configs(request: StudyRequest, num_rows: int, as_json: bool) -> None:
     from tuner.answers.basis import basis_of
     from tuner.answers.predictions import rank_candidates
-    from tuner.answers.rehearsals import told_rehearsals
+    from tuner.answers.rank_rows import compared_with, rank_rows
     from tuner.forecast.idle_hosts import idle_hosts_of_first
-    from tuner.forecast.objective import labels_of
-    from tuner.forecast.ranked import place_of_current, row_of
-    from tuner.subject.ability import Ability
+    from tuner.forecast.ranked import place_of_current
 
     stored = StoredStudies(request.storage)
     prepared = with_plans(request, stored)
     candidates = prepared.candidates
     warn(candidates.space.warnings)
-    grid, memory = candidates.space.grid, candidates.space.memory
+    num_rows = min(num_rows, len(candidates.space.grid))
     basis = basis_of(request, stored, prepared, on_progress=lambda note: warn([note]))
     ranked = rank_candidates(prepared, basis, on_progress=lambda note: warn([note]))
-    rows = [row_of(prepared, ranked, place) for place in range(min(num_rows, len(grid)))]
-    current = place_of_current(prepared.problem, candidates, ranked) if rows else None
-    shown = dict(enumerate(rows, start=1))
-    if current is not None and current >= len(rows):
-        shown[current + 1] = row_of(prepared, ranked, current)
+    current = place_of_current(prepared.problem, candidates, ranked) if num_rows else None
+    is_beyond = current is not None and current >= num_rows
+    places = [*range(num_rows), *([current] if is_beyond and current is not None else [])]
+    shown = {place + 1: row for place, row in zip(places, rank_rows(prepared, basis, ranked, places), strict=True)}
+    rows = list(shown.values())[:num_rows]
+    compared = compared_with(prepared, ranked)[0] if rows else None
     idle = idle_hosts_of_first(prepared.problem, candidates, ranked) if rows else None
     if as_json:
         print_json(
             {
                 "configs": rows,
                 "current": None if current is None else {"rank": current + 1, **shown[current + 1]},
+                "compared_with": compared,
                 **basis.as_json(),
                 "idle_hosts": idle and idle.as_json(),
             }
         )
     elif rows:
+        from tuner.terminal.rank_table import print_ranking
+
         tell_basis(basis)
-        shows_tokens, digits = prepared.problem.subject.has(Ability.TOKENS), prepared.problem.subject.memory_digits
-        dimensions = prepared.problem.subject.columns(grid.dimensions)
-        pairs = zip(labels_of(prepared.problem, request.economics), prepared.problem.objective, strict=True)
-        value_heads = dict(pairs) if ranked.value is not None else {}
-        print_table(
-            [
-                *("rank", *dimensions, "step [s]", "memory [GiB]"),
-                *(["tokens/s/device"] if shows_tokens else []),
-                *value_heads,
-            ],
-            [
-                [
-                    f"{'>' if current is not None and place == current + 1 else ''}{place}",
-                    *(value_in_words(row[name]) for name in dimensions),
-                    f"{row['step_time_s']:.4g}" + _measured_mark(row, ranked.num_trials),
-                    f"{row['peak_memory_bytes'] / 2**30:.{digits}f}" + ("" if row["fits"] else "!"),
-                    *([f"{row['tokens_per_s_per_device']:,.0f}"] if shows_tokens else []),
-                    *(f"{row[name]:.4g}" for name in value_heads.values()),
-                ]
-                for place, row in shown.items()
-            ],
-        )
-        rows = list(shown.values())
-        if any(row["source"] == "simulated" for row in rows):
+        print_ranking(prepared, ranked, shown, compared=compared, current=None if current is None else current + 1)
+        if any(row["source"] == "simulated" for row in shown.values()):
             typer.echo("Step times are simulated pass by pass; `meshtune simulate` shows one such step.", err=True)
         if idle is not None:
             typer.echo(f"The first {idle.in_words}")
-        if any(row["source"] not in (LEARNED, "simulated", "predicted") for row in rows):
-            typer.echo("* the step time of its own trials", err=True)
-        if current is not None:
-            typer.echo("> the current configuration", err=True)
-        if not all(row["fits"] for row in rows):
-            has_refused = any(one.in_words for one in told_rehearsals(request))
-            capacity = int(memory.capacity_bytes.min()) / 2**30
-            headroom = prepared.problem.options.memory_headroom
-            typer.echo(
-                f"! does not fit: {capacity:.1f} GiB per device, of which {headroom:.0%} must stay free"
-                + ("; or crashed" if ranked.num_trials else "")
-                + "; or refused in rehearsal, which `meshtune status` lists" * has_refused,
-                err=True,
-            )
+        if not all(row["fits"] for row in shown.values()):
+            _tell_misfits(request, prepared, ranked)
     if not rows:
         if not as_json:
             typer.echo(NOTHING_WORKS, err=True)
         raise typer.Exit(FOUND_NOTHING)
 
 
-def _measured_mark(row: dict[str, Any], num_trials: int) -> str:
-    """Return the mark of a measured step time where others are not; a blank keeps the digits aligned."""
-    if not num_trials:
-        return ""
-    return " " if row["source"] == LEARNED else "*"
+def _tell_misfits(request: StudyRequest, prepared: Prepared, ranked: Ranked) -> None:
+    """Print what the mark of a candidate that does not fit means."""
+    from tuner.answers.rehearsals import told_rehearsals
+
+    has_refused = any(one.in_words for one in told_rehearsals(request))
+    capacity = int(prepared.candidates.space.memory.capacity_bytes.min()) / 2**30
+    headroom = prepared.problem.options.memory_headroom
+    typer.echo(
+        f"! does not fit: {capacity:.1f} GiB per device, of which {headroom:.0%} must stay free"
+        + ("; or crashed" if ranked.num_trials else "")
+        + "; or refused in rehearsal, which `meshtune status` lists" * has_refused,
+        err=True,
+    )
 
 
 def _mark_of(size: Size, basis: Basis) -> str:
@@ -451,23 +435,17 @@ def _rank_sizes(request: StudyRequest, text: str, as_json: bool) -> None:
             }
         )
     else:
-        header = ["hosts", "devices", *dimensions, "step [s]", "memory [GiB]", "tokens/s/device"]
-        print_table(
-            header,
-            [
-                [
-                    str(size.hosts),
-                    f"{size.devices:,}",
-                    *(value_in_words(value) for value in size.config.values(dimensions).values()),
-                    f"{size.step_time_s:.4g}{_mark_of(size, basis)}",
-                    f"{size.peak_memory_bytes / 2**30:.1f}",
-                    f"{size.tokens_per_s_per_device:,.0f}",
-                ]
-                if size.config is not None
-                else [str(size.hosts), f"{size.devices:,}"] + ["-"] * (len(header) - 2)
-                for size in sizes
-            ],
-        )
+        places = {"hosts": [str(size.hosts) for size in sizes], "devices": [f"{size.devices:,}" for size in sizes]}
+        figures = {
+            "step [s]": [f"{size.step_time_s:.4g}{_mark_of(size, basis)}" if size.config else "-" for size in sizes],
+            "GiB": [f"{size.peak_memory_bytes / 2**30:.1f}" if size.config else "-" for size in sizes],
+            "tokens/s/device": [f"{size.tokens_per_s_per_device:,.0f}" if size.config else "-" for size in sizes],
+        }
+        layouts = [size.config.values(dimensions) if size.config else {} for size in sizes]
+        columns = places | layout_columns(layouts, places | figures) | figures
+        words = [at for at, head in enumerate(columns) if head == LAYOUT]
+        print_table(list(columns), list(zip(*columns.values(), strict=True)), left=words)
+        tell_columns(layouts, columns)
         for size in sizes:
             if size.reason:
                 typer.echo(f"{hosts_in_words(size.hosts)}: {size.reason}")

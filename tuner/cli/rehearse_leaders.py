@@ -12,7 +12,8 @@ import typer
 from hardware.io.errors import ConfigError
 from tuner.cli.options import FOUND_NOTHING, with_plans
 from tuner.storage.stored_studies import StoredStudies
-from tuner.terminal.console import in_words, print_json, print_table, printable, say, value_in_words, warn
+from tuner.terminal.console import LAYOUT, in_words, layout_columns, print_json, printable, say, tell_columns, warn
+from tuner.terminal.tables import print_table
 
 if TYPE_CHECKING:  # these load numpy
     from costmodels.job.parallel_config import ParallelConfig
@@ -183,27 +184,27 @@ def _print_rows(
 ) -> None:
     """Print the table, and the words of the framework about what it refused."""
     dimensions = prepared.problem.subject.columns(prepared.candidates.space.grid.dimensions)
-    head = ["rank", *dimensions, "verdict", "stage", "tensors [GiB]", "predicted", "needed", "of"]
-    cells = [
-        [
-            str(leader.place),
-            *(value_in_words(leader.values[name]) for name in dimensions),
-            answer.verdict,
-            *(
-                ["-"] * 5
-                if found is None
-                else [
-                    str(found.stage),
-                    f"{found.peak_bytes / _GIB:.2f}",
-                    f"{found.predicted_bytes / _GIB:.2f}",
-                    f"{found.needed_bytes / _GIB:.2f}" + ("!" if found.needed_bytes > found.capacity_bytes else ""),
-                    f"{found.capacity_bytes / _GIB:.1f}",
-                ]
-            ),
-        ]
-        for (leader, answer), found in zip(rows, memory, strict=True)
+    figures = [
+        ("-",) * 5
+        if found is None
+        else (
+            str(found.stage),
+            f"{found.peak_bytes / _GIB:.2f}",
+            f"{found.predicted_bytes / _GIB:.2f}",
+            f"{found.needed_bytes / _GIB:.2f}" + ("!" if found.needed_bytes > found.capacity_bytes else ""),
+            f"{found.capacity_bytes / _GIB:.1f}",
+        )
+        for found in memory
     ]
-    print_table(head, cells)
+    places = {"rank": [str(leader.place) for leader, _ in rows]}
+    heads = ("stage", "tensors [GiB]", "predicted", "needed", "of")
+    beside: dict[str, list[str]] = {"verdict": [answer.verdict for _, answer in rows]}
+    beside |= {head: [cells[at] for cells in figures] for at, head in enumerate(heads)}
+    layouts = [{name: leader.values[name] for name in dimensions} for leader, _ in rows]
+    columns = places | layout_columns(layouts, places | beside) | beside
+    words = [at for at, head in enumerate(columns) if head == LAYOUT]
+    print_table(list(columns), list(zip(*columns.values(), strict=True)), left=words)
+    tell_columns(layouts, columns)
     for leader, answer in rows:
         if answer.verdict != "accepted":
             typer.echo(f"{leader.place}: {answer.verdict}: {printable(answer.in_words)}")

@@ -13,7 +13,8 @@ from typer import Option
 from hardware.io.errors import ConfigError, did_you_mean
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, load, number, with_plans
 from tuner.storage.stored_studies import StoredStudies
-from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, print_table, printable
+from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, printable
+from tuner.terminal.tables import print_table
 
 if TYPE_CHECKING:  # these load numpy and Optuna
     from hardware.dynamics import Trace

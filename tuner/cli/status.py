@@ -56,6 +56,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
         counted,
         excused_in_words,
         num_failed,
+        num_running,
         read_records,
     )
     from tuner.storage.stored_studies import StoredStudies
@@ -67,7 +68,7 @@ def status(study: StudyFile, storage: Storage = None, overrides: Overrides = Non
     best, extrapolated = answer_of(records, stored.user_attrs)
     best_s = best.step_time_s if best else None
     phases, running = phases_of(request, studies), is_running(stored)
-    in_flight = sum(not record.finished for record in records) if running else 0
+    in_flight = num_running(records) if running else 0
     slots = Slots.from_json(stored.user_attrs.get(SLOTS) if running else None)
     under_way = next((phase for phase in phases if is_driven(phase.attributes)), None)
     moments = read_moments(stored)

@@ -12,7 +12,8 @@ from typer import Option
 
 from hardware.io.errors import ConfigError
 from tuner.cli.options import AsJson, Overrides, Storage, StudyFile, load, write_file
-from tuner.terminal.console import print_json, printable, say
+from tuner.terminal.console import print_json, printable, say, tell_columns
+from tuner.terminal.tables import print_lines
 
 
 def trials(
@@ -42,7 +43,7 @@ def trials(
     from tuner.forecast.planned_candidates import prepare_stored
     from tuner.run.studies import stored_study
     from tuner.storage.record import best_record, read_records
-    from tuner.terminal.trial_table import table_lines
+    from tuner.terminal.trial_table import style_of, table_lines
 
     stored = stored_study(request)
     prepared = prepare_stored(request, stored)
@@ -69,8 +70,10 @@ def trials(
             typer.echo(f"wrote {printable(str(out))}", err=True)
     elif rows:
         width = shutil.get_terminal_size((80, 24)).columns
-        for line in table_lines(rows, compared, best.number if best else None, width):
-            typer.echo(line)
+        first = best.number if best else None
+        styles = {0: "bold"} | {at: style_of(row, first) for at, row in enumerate(rows, start=1)}
+        print_lines(table_lines(rows, compared, first, width), styles)
+        tell_columns([rows[0].config], rows[0].config)
         if TrialAbility.TRAINING in request.trials.backend.abilities and (parts := parts_in_words(records)):
             say(parts)
     else:

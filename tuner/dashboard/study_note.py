@@ -14,7 +14,7 @@ from tuner.economics.cost_words import limited_in_words
 from tuner.economics.training import limited_of
 from tuner.report.words import after_trials, in_short, percent, plural, seconds
 from tuner.search.population import Moment
-from tuner.storage.record import TrialRecord, counted, excused_in_words, saved_s
+from tuner.storage.record import TrialRecord, counted, excused_in_words, num_running, saved_s
 from tuner.terminal.console import in_words
 
 MOST_PROBABLE = 5
@@ -117,7 +117,7 @@ def _figures(seen: Snapshot) -> list[tuple[str, str]]:
 def _search(seen: Snapshot) -> str:
     if seen.stop_reason is not None:
         return f"stopped: {seen.stop_reason.sentence}"
-    running = sum(not record.finished for record in seen.records)
+    running = num_running(seen.records)
     return f"running, {plural(running, 'trial')} in progress"
 
 

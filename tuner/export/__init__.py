@@ -4,6 +4,6 @@ To add a target, write one function of type `Exporter` in its own file and regis
 """
 
 from tuner.export.exporter import Export, Exporter
-from tuner.export.registry import EXPORTERS, exporter_for, find_exporter
+from tuner.export.registry import EXPORTERS, exporter_for, exporter_names, find_exporter
 
-__all__ = ["EXPORTERS", "Export", "Exporter", "exporter_for", "find_exporter"]
+__all__ = ["EXPORTERS", "Export", "Exporter", "exporter_for", "exporter_names", "find_exporter"]

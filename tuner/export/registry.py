@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import RuntimeProfile
+from costmodels.job.setting import Setting
 from hardware.io.errors import ConfigError, did_you_mean
+from hardware.io.plugins import load_plugin, plugins, refused
 from tuner.export.bridge import export_bridge
 from tuner.export.deepspeed import export_deepspeed
-from tuner.export.exporter import Exporter
+from tuner.export.exporter import Export, Exporter
 from tuner.export.flagscale import export_flagscale
 from tuner.export.gpt_neox import export_gpt_neox
 from tuner.export.json_export import export_json
@@ -61,12 +64,34 @@ def exporter_for(runtime: RuntimeProfile) -> tuple[Exporter, str]:
     return EXPORTERS[target], title
 
 
+def exporter_names() -> tuple[str, ...]:
+    """Return the names of all exporters, Meshtune's own first."""
+    return tuple(dict.fromkeys((*EXPORTERS, *plugins("exporters"))))
+
+
 def find_exporter(name: str, key: str = "--to") -> Exporter:
-    """Return the exporter with this name; `key` names the option in messages.
+    """Return the exporter with this name, Meshtune's or an installed package's; `key` names the option in messages.
 
     Raises:
-        ConfigError: no exporter has this name.
+        ConfigError: no exporter has this name, or that of a package cannot be used.
     """
-    if name not in EXPORTERS:
-        raise ConfigError("is not an export target", key=key, value=name, nearest=did_you_mean(name, EXPORTERS))
-    return EXPORTERS[name]
+    if name in EXPORTERS:
+        return EXPORTERS[name]
+    if name not in plugins("exporters"):
+        raise ConfigError("is not an export target", key=key, value=name, nearest=did_you_mean(name, exporter_names()))
+    return _of_package(name)
+
+
+def _of_package(name: str) -> Exporter:
+    """Return the exporter of a package, whose results are checked."""
+    function = load_plugin("exporters", name)
+    if not callable(function):
+        raise refused("exporters", name, "is no function")
+
+    def export(setting: Setting, config: ParallelConfig) -> Export:
+        exported = function(setting, config)
+        if not isinstance(exported, Export):
+            raise refused("exporters", name, "returned no tuner.export.Export")
+        return exported
+
+    return export

@@ -37,6 +37,7 @@ class Ranked:
         is_measured: Whether a trial of the candidate has completed [n].
         is_simulated: Whether the step time is that of the event simulator [n].
         num_trials: Number of trials that taught; 0 where the candidates are ranked by the predictions.
+        fit_probability: Probability that the candidate fits, as trials taught [n]; None before any.
         value: Value that the study minimizes in place of the step time, by which the order is [n]; None for step times.
     """
 
@@ -47,6 +48,7 @@ class Ranked:
     is_measured: NDArray[np.bool_]
     is_simulated: NDArray[np.bool_]
     num_trials: int
+    fit_probability: FloatArray | None = None
     value: FloatArray | None = None
 
 

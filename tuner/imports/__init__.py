@@ -6,6 +6,16 @@ file and register it in `IMPORTERS`.
 
 from tuner.imports.imported import Imported, LaunchCommand, Unread
 from tuner.imports.present import Present, present_of
-from tuner.imports.registry import IMPORTERS, WITH_FILE, Importer
+from tuner.imports.registry import IMPORTERS, WITH_FILE, Importer, find_importer
 
-__all__ = ["IMPORTERS", "WITH_FILE", "Imported", "Importer", "LaunchCommand", "Present", "Unread", "present_of"]
+__all__ = [
+    "IMPORTERS",
+    "WITH_FILE",
+    "Imported",
+    "Importer",
+    "LaunchCommand",
+    "Present",
+    "Unread",
+    "find_importer",
+    "present_of",
+]

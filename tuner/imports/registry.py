@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from hardware.io.errors import ConfigError, did_you_mean
+from hardware.io.plugins import load_plugin, plugins, refused
 from tuner.imports.deepspeed import import_deepspeed
 from tuner.imports.flagscale import import_flagscale
 from tuner.imports.gpt_neox import import_gpt_neox
@@ -55,3 +57,28 @@ IMPORTERS: dict[str, Importer] = {
     "verl": import_verl,
     **WITH_FILE,
 }
+
+
+def find_importer(framework: str) -> Importer:
+    """Return the importer of a framework, Meshtune's or an installed package's.
+
+    Raises:
+        ConfigError: There is none, or that of a package cannot be used.
+    """
+    if framework in IMPORTERS:
+        return IMPORTERS[framework]
+    known = plugins("importers")
+    if framework not in known:
+        nearest = did_you_mean(framework, known) if known else "no installed package has importers"
+        raise ConfigError("is no importer of an installed package", key="--from", value=framework, nearest=nearest)
+    function = load_plugin("importers", framework)
+    if not callable(function):
+        raise refused("importers", framework, "is no function")
+
+    def read(text: str) -> Imported:
+        imported = function(text)
+        if not isinstance(imported, Imported):
+            raise refused("importers", framework, "returned no tuner.imports.Imported")
+        return imported
+
+    return read

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from costmodels.job.runtime import RuntimeProfile, find_runtime, runtime_names
+from costmodels.job.runtime import RuntimeProfile, find_runtime, runtime_names, shipped_runtimes
 from costmodels.job.setting import Setting
 from hardware.io.errors import ConfigError
 from trials.backend import Status
@@ -87,5 +87,5 @@ def _runtime_of(run: PastRun) -> RuntimeProfile:
     """Return a profile with the facts of a run; under a name that the catalog lacks if the profile was the user's."""
     known = {field.name for field in fields(RuntimeProfile)}
     stated = {name: value for name, value in run.facts if name in known}
-    name = run.runtime if run.runtime in runtime_names() else runtime_names()[0]
+    name = run.runtime if run.runtime in runtime_names() else shipped_runtimes()[0]
     return replace(find_runtime(name), **stated, name=run.runtime)

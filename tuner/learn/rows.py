@@ -20,7 +20,7 @@ from costmodels.calibration.sources import NO_FACTS, setting_of
 from costmodels.job.facts import facts, shown
 from costmodels.job.model_spec import ModelSpec
 from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
-from costmodels.job.runtime import RuntimeProfile, find_runtime, runtime_names
+from costmodels.job.runtime import RuntimeProfile, find_runtime, shipped_runtimes
 from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment
@@ -125,7 +125,7 @@ def _base_of(runtime: RuntimeProfile) -> str:
 
     A profile that `learn` or `calibrate` wrote has the facts of the profile that its fit began with.
     """
-    names = runtime_names()
+    names = shipped_runtimes()
     if runtime.name in names:
         return runtime.name
     return min(names, key=lambda name: len(_other_facts(runtime, find_runtime(name))))

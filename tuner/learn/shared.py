@@ -15,6 +15,7 @@ from typing import Any
 from costmodels.calibration.fidelity import UNCLEAN
 from costmodels.calibration.measured_runs import MeasuredRun, read_measured_and_skipped
 from costmodels.calibration.sources import setting_of
+from hardware.device import shipped_devices
 from hardware.io.errors import ConfigError
 from hardware.io.output_file import check_place, write_output
 from trials.backend import Status
@@ -74,8 +75,12 @@ def share(given: Sequence[Path], out: Path, *, storage: str | None = None) -> Sh
     skipped: Counter[str] = Counter()
     sources: dict[tuple[str, str], str] = {}
     rows: list[Row] = []
+    shipped = {*shipped_devices()}
     for path in given:
         for run in _runs_of(path, storage, skipped):
+            if {device.name for device in run.setting.cluster.devices} - shipped:
+                skipped["rows of devices that stand in no catalog but your own"] += 1
+                continue
             key = (str(path), run.source)
             source = sources.setdefault(key, f"{ANONYMOUS}-{len(sources) + 1}")
             try:

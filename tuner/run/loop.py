@@ -33,6 +33,7 @@ from tuner.run.rescue import rescued
 from tuner.run.spending import Spending
 from tuner.run.studies import make_pruner, make_sampler, open_study, prepared_of
 from tuner.run.tasks import Asked, Task, Tasks
+from tuner.run.trackers.following import tracked
 from tuner.search.gain import gain_in
 from tuner.search.population import P_STAR
 from tuner.search.prior import ignore_progress
@@ -81,6 +82,21 @@ def run_study(
         StorageLostError: The storage's file was lost; what was measured is kept beside it.
     """
     prepared = prepared_of(study)
+    with tracked(prepared.request, on_progress) as told:
+        return _run(prepared, told, ray_address, executor, clock, wall_clock, expected, rehearsals_of)
+
+
+def _run(
+    prepared: Prepared,
+    on_progress: Callable[[Progress], None],
+    ray_address: str | None,
+    executor: AbstractContextManager[Executor] | None,
+    clock: Callable[[], float],
+    wall_clock: Callable[[], float],
+    expected: Expected | None,
+    rehearsals_of: Callable[[Ledger], Rehearsals],
+) -> RunResult:
+    """Run a prepared study; see `run_study`."""
     request, candidates = prepared.request, prepared.candidates
     if not len(candidates.space.grid):
         removed = max(candidates.space.removed.items(), key=lambda entry: entry[1], default=("", 0))
@@ -301,11 +317,14 @@ class Loop:
         Trials in `todo` come first, and start unless the hosts have changed; those that start leave the list.
         """
         while running.num_free_slots and reason is not StopReason.HOSTS and (todo or reason is None):
+            runs_again = bool(todo)
             with interrupts_held():
                 asked = self._ask_again(todo.pop(0)) if todo else self.ask()
             if isinstance(asked, Wait):
                 break
             running.submit(*asked)
+            if not runs_again and (chosen := self.reporter.next_trial(asked[0])) is not None:
+                self.reporter.tell(self.elapsed_s(), chosen=chosen)
             reason = self.budgets.reason_to_stop(self.elapsed_s())
         self.reporter.look_at_slots(running, reason)
         return reason

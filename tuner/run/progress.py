@@ -9,12 +9,34 @@ from costmodels.job.parallel_config import Value
 from tuner.answers.comparison import Comparison
 from tuner.answers.reference import Reference
 from tuner.forecast.prepared import Prepared
+from tuner.run.next_trial import NextTrial
 from tuner.run.opening import Opening
 from tuner.search.gain import KnownGain
 from tuner.search.proxy.extrapolation import Extrapolated
 from tuner.search.stopping import StopReason
 from tuner.search.waiting import Slots
 from tuner.storage.record import TrialRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InFlight:
+    """Trial that has not ended.
+
+    Attributes:
+        number: Number of the trial.
+        values: Value of each dimension of its candidate.
+        predicted_s: Step time that the cost model predicts for the candidate [s]; None if it is no candidate any more.
+        since_s: Time since it was asked for [s].
+        steps_s: Times of its steps so far, as far as it reports them [s].
+        is_queued: Whether it waits for its devices in a queue.
+    """
+
+    number: int
+    values: Mapping[str, Value]
+    predicted_s: float | None
+    since_s: float
+    steps_s: tuple[float, ...] = ()
+    is_queued: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +53,9 @@ class Progress:
         ended: Records of the trials that have ended since the progress before, in the order of their ends.
         compared: Configuration that these are told relative to; None where nothing has ended.
         layouts: Candidates of the trials that are running.
+        in_flight: Trials that have not ended, in the order of their numbers.
         opening: First trial of the run; only the first progress has it.
+        chosen: Trial that has just been asked for, and why; None where none has, or `opening` told of it.
         extrapolated: Answer that proxies suggest.
         p_star: Latest p_star.
         seconds_left: Rest of the budget of time [s]; None without one.
@@ -50,7 +74,9 @@ class Progress:
     ended: tuple[TrialRecord, ...] = ()
     compared: Comparison | None = None
     layouts: tuple[dict[str, Value], ...] = ()
+    in_flight: tuple[InFlight, ...] = ()
     opening: Opening | None = None
+    chosen: NextTrial | None = None
     extrapolated: Extrapolated | None = None
     p_star: float = 0.0
     seconds_left: float | None = None

@@ -59,6 +59,7 @@ from tuner.search.optuna_inside import storage_of, trial_id_of
 from tuner.search.parameters import ASSIGNMENT, parameter_of, params_of
 from tuner.search.population import ENDED, P_STAR, POPULATION, POPULATION_AT_START, Population, as_json, shares
 from tuner.search.posterior import Posterior
+from tuner.search.prospect import Prospect, prospect_of
 from tuner.search.proxy.extrapolation import EXTRAPOLATED, Extrapolated
 from tuner.search.proxy.proxy_plan import ProxyPlan
 from tuner.search.proxy.proxy_trials import Proxy
@@ -499,6 +500,11 @@ class ThompsonSampler(BaseSampler):
             with_shared_noise(observations), np.array(positions, dtype=np.int64), GAIN_DRAWS, rng
         )
         return known_gain(best, reference, drawn[:, 0] - drawn[:, 1], trials=observations.num_decisions)
+
+    def prospect(self, observations: Observations, position: int) -> Prospect:
+        """Return what the draws say of a candidate before its trial."""
+        population = self.population(observations)
+        return prospect_of(position, self._choices, observations, population, is_timed=self._objective is None)
 
     def decide(self, observations: Observations, budgets: Budgets = NO_BUDGETS) -> StopDecision:
         """Return whether the search ends; see stopping.py."""

@@ -251,6 +251,11 @@ def num_failed(records: Sequence[TrialRecord]) -> int:
     return sum(record.has_failed for record in records)
 
 
+def num_running(records: Sequence[TrialRecord]) -> int:
+    """Count the trials that have not ended, except those that wait for the next driver."""
+    return sum(not record.finished and not record.waits for record in records)
+
+
 def num_proxies(records: Sequence[TrialRecord]) -> int:
     """Count the trials that ran a smaller job and have ended."""
     return sum(record.is_proxy and record.finished for record in records)

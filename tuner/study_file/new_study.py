@@ -27,7 +27,7 @@ from hardware.io.input_file import open_input, reading_errors
 from hardware.io.secret_texts import hide
 from hardware.launched_hosts import launched
 from trials.command.log_pattern import StepSize
-from tuner.imports import IMPORTERS, WITH_FILE, Imported, Present, present_of
+from tuner.imports import WITH_FILE, Imported, Present, find_importer, present_of
 from tuner.imports.bash.script import with_arguments
 from tuner.imports.facts import facts_beyond
 from tuner.imports.flags import flag_name
@@ -113,7 +113,7 @@ def read_import(framework: str, file: Path, text: str, arguments: tuple[str, ...
     if beside and (file.parent / beside).is_file():
         text = join_files(text, read_text(file.parent / beside, most_bytes=MOST_BYTES))
     try:
-        return IMPORTERS[framework](with_arguments(text, arguments) if arguments else text)
+        return find_importer(framework)(with_arguments(text, arguments) if arguments else text)
     except ConfigError as error:
         raise error.in_file(str(file)) from None
 

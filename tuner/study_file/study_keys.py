@@ -165,6 +165,15 @@ class PlannerKeys(DocumentedModel):
     """Dims that the planner must shard."""
 
 
+Tracker = Literal["tensorboard", "mlflow", "wandb"]
+
+
+def _each_once(names: list[Tracker]) -> list[Tracker]:
+    if len(set(names)) < len(names):
+        raise ValueError("must name each tracker once")
+    return names
+
+
 class SearchOptions(DocumentedModel):
     """`search:`."""
 
@@ -208,6 +217,11 @@ class SearchOptions(DocumentedModel):
     placement_wait_s: Annotated[float, Field(gt=0)] = 30.0
     """Time that a joined Ray cluster has to give the trials their hosts [s]. After it fewer trials run at once, or the
     run ends if there is room for none.
+    """
+
+    callbacks: Annotated[list[Tracker], AfterValidator(_each_once)] = Field(default_factory=list)
+    """Trackers of experiments that are told of each ended trial: `tensorboard`, `mlflow`, `wandb`; see
+    [trackers](trackers.md).
     """
 
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0

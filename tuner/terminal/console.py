@@ -8,11 +8,13 @@ import os
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from tuner.terminal.tables import degrees_in_words, has_room_for, print_table
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
     from costmodels.job.parallel_config import ParallelConfig
@@ -33,6 +35,9 @@ LEFT_OUT_WORTH_TELLING = 0.01
 
 NARROWEST = 40
 """Width of a terminal from which on lines are broken between words."""
+
+LAYOUT = "configuration"
+"""Head of a column of whole configurations."""
 
 FAILURES_SHOWN = 3
 """Number of failed trials that are listed individually."""
@@ -66,15 +71,46 @@ def warn(warnings: Sequence[str]) -> None:
         say(f"note: {printable(warning)}", err=True)
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> None:
-    """Print a table with columns aligned to the right, and those at the positions `left` to the left."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for cells in (header, *rows):
-        padded = [
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ]
-        typer.echo("  ".join(padded).rstrip() if left else "  ".join(padded))
+def layout_columns(
+    layouts: Sequence[Mapping[str, Any]], beside: Mapping[str, Sequence[str]], spare: Collection[str] = ()
+) -> dict[str, list[str]]:
+    """Return a column for each dimension of some layouts, or fewer where a terminal has no room for these.
+
+    Dimensions in which all layouts agree leave first, then spare columns; then one column has the degrees above 1.
+
+    Args:
+        layouts: Values of the dimensions of each row; none of a row without a layout.
+        beside: Columns that a table should have room for beside these, by their heads.
+        spare: Heads of those that matter less than a column for each dimension.
+    """
+    known = [row for row in layouts if row]
+    columns = {
+        name: [value_in_words(row[name]) if row else "-" for row in layouts] for name in (known[0] if known else {})
+    }
+    varying = {name: cells for name, cells in columns.items() if len({row[name] for row in known}) > 1}
+    least = {head: cells for head, cells in beside.items() if head not in spare}
+    for others in (beside, least):
+        for some in (columns, varying):
+            if has_room_for({**some, **others}):
+                return some
+    return {LAYOUT: [short_layout(row) if row else "-" for row in layouts]}
+
+
+def tell_columns(layouts: Sequence[Mapping[str, Any]], columns: Collection[str], dropped: Sequence[str] = ()) -> None:
+    """Print, below a table on stderr, what it had no room for and the meanings of its degrees.
+
+    Args:
+        layouts: Values of the dimensions of each row, as `layout_columns` got them.
+        columns: Heads of the columns that it gave.
+        dropped: Heads of other columns that were left out.
+    """
+    first = next(filter(None, layouts), {})
+    if LAYOUT not in columns and (same := in_words({name: first[name] for name in first if name not in columns})):
+        say(f"In all rows: {same}", err=True)
+    if dropped:
+        say(f"Without room here: {', '.join(dropped)}; a wider terminal and --json have them.", err=True)
+    if told := degrees_in_words(first):
+        say(told, err=True)
 
 
 def print_in_training(payload: Mapping[str, Any]) -> None:
@@ -422,6 +458,13 @@ def in_words(values: Mapping[str, Any]) -> str:
     """Format a configuration as `--config` takes it."""
     told = [str(value) if name == "assignment" else f"{name}={value_in_words(value)}" for name, value in values.items()]
     return ",".join(filter(None, told))
+
+
+def short_layout(values: Mapping[str, Any]) -> str:
+    """Format a configuration without its degrees of 1."""
+    from costmodels.job.parallel_config import DEGREES
+
+    return in_words({name: value for name, value in values.items() if name not in DEGREES or value != 1}) or "all 1"
 
 
 def config_in_words(problem: Problem, chosen: ParallelConfig) -> str:

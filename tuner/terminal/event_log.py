@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Self
 
 from trials.backend import Status
@@ -19,8 +20,9 @@ class EventLog:
     """Writer of a run's events.
 
     Every event has `time_s`, seconds since the epoch, `event` and `study`. Events are `opening` (the first trial),
-    `note`, `trial` (one has ended), `state` (after trials, and at least once a minute), `interrupted`, `warning` and
-    `end`; whatever else is printed is `message` (see `EventLines`).
+    `next` (a later one was asked for, with what the draws say of it), `note`, `trial` (one has ended), `state` (after
+    trials, and at least once a minute), `interrupted`, `warning` and `end`; whatever else is printed is `message` (see
+    `EventLines`).
     """
 
     def __init__(
@@ -55,6 +57,14 @@ class EventLog:
                 why=opening.why.value,
                 predicted_s=opening.predicted_s,
                 is_proxy=opening.is_proxy,
+            )
+        if progress.chosen is not None:
+            self.tell(
+                "next",
+                trial=progress.chosen.number,
+                config=dict(progress.chosen.values),
+                is_proxy=progress.chosen.is_proxy,
+                **asdict(progress.chosen.prospect),
             )
         if progress.note:
             self.tell("note", note=progress.note)

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
-from rich.table import Column
+from rich.table import Column, Table
 from rich.text import Text
 
 from trials.backend import CLOCK_WORDS
 from tuner.answers.comparison import Comparison
 from tuner.calibrate.device_results import CalibrationProgress
-from tuner.run.progress import Progress
+from tuner.run.progress import InFlight, Progress
 from tuner.study_file.request import StudyRequest
-from tuner.terminal.console import printable
-from tuner.terminal.trial_words import last_log_lines, opening_line, state_line, trial_line
+from tuner.terminal.console import printable, short_layout
+from tuner.terminal.trial_words import last_log_lines, next_line, opening_line, state_line, trial_line
+
+MOST_IN_FLIGHT = 8
+"""Number of trials in flight that are shown one by one."""
 
 ALIVE_S = 60.0
 """Longest time between two lines of a log while trials or calls run [s]."""
@@ -43,10 +48,10 @@ def _bar(console: Console) -> Bar:
     )
 
 
-def _state_bar(console: Console, *, with_elapsed: bool) -> Bar:
+def _state_bar(console: Console, *, with_elapsed: bool) -> _TrialsBar:
     """Make a line of state, cut at the terminal's width, with the elapsed time or not; disabled without a terminal."""
     state = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-    return Bar(
+    return _TrialsBar(
         SpinnerColumn(),
         TextColumn("{task.fields[state]}", table_column=state, markup=False),
         *([TimeElapsedColumn()] if with_elapsed else []),
@@ -54,6 +59,51 @@ def _state_bar(console: Console, *, with_elapsed: bool) -> Bar:
         expand=True,
         disable=not console.is_terminal,
     )
+
+
+class _TrialsBar(Bar):
+    """Line of state with a table of the trials in flight below it, on a terminal."""
+
+    in_flight: tuple[InFlight, ...] = ()
+    """Trials to show."""
+
+    def show(self, in_flight: tuple[InFlight, ...]) -> None:
+        """Show these trials, at once if they are others than before: a line that is printed draws the table again."""
+        are_others = [one.number for one in in_flight] != [one.number for one in self.in_flight]
+        self.in_flight = in_flight
+        if are_others:
+            self.refresh()
+
+    def stop(self) -> None:
+        """End the display, of which the last line of state stays."""
+        self.in_flight = ()
+        super().stop()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Return the line and, while trials run, the table, as rich asks for it."""
+        yield from super().get_renderables()
+        if self.in_flight:
+            yield _table_of(self.in_flight)
+
+
+def _table_of(in_flight: Sequence[InFlight]) -> Table:
+    """Make the table of trials in flight; each is one line, cut at the terminal's width."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for head in ("trial", "predicted", "steps", "last step", "for"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("configuration", no_wrap=True, overflow="ellipsis")
+    for one in in_flight[:MOST_IN_FLIGHT]:
+        table.add_row(
+            str(one.number),
+            "-" if one.predicted_s is None else f"{one.predicted_s:.4g} s",
+            str(len(one.steps_s)) if one.steps_s else "-",
+            f"{one.steps_s[-1]:.4g} s" if one.steps_s else "-",
+            "in the queue" if one.is_queued else str(timedelta(seconds=int(one.since_s))),
+            Text(printable(short_layout(one.values))),
+        )
+    if len(in_flight) > MOST_IN_FLIGHT:
+        table.add_row("", "", "", "", "", f"and {len(in_flight) - MOST_IN_FLIGHT:,} more")
+    return table
 
 
 class _Line:
@@ -138,7 +188,8 @@ class SizesLine(_Line):
 class ProgressLine(_Line):
     """Progress of a run: its first trial, a line for each ended trial, and below them the state of the run.
 
-    A terminal has one line of state, which is kept up to date. Elsewhere there is one after each line of a trial.
+    A terminal has one line of state and a table of the trials in flight, which are kept up to date. Elsewhere there is
+    a line of state after each line of a trial.
     """
 
     def __init__(self, request: StudyRequest, clock: Callable[[], float] = time.monotonic) -> None:
@@ -150,13 +201,18 @@ class ProgressLine(_Line):
         self._compared: Comparison | None = None
         self._log_shown: tuple[str, ...] = ()
         self._name = request.name
+        self._confidence = request.search.confidence
 
     def show(self, progress: Progress) -> None:
         """Show the run's progress."""
+        if isinstance(self._bar, _TrialsBar):
+            self._bar.show(progress.in_flight)
         if progress.opening is not None:
             self._print(f"{self._name}: {opening_line(progress.opening, progress)}", is_whole=True)
         if progress.note:
             self._print(f"note: {progress.note}", is_whole=True)
+        if progress.chosen is not None:
+            self._print(f"  {next_line(progress.chosen, progress, self._confidence)}", is_whole=True)
         self._compared = progress.compared or self._compared
         for record in progress.ended:
             self._print(trial_line(record, self._compared, progress.best))
@@ -166,7 +222,9 @@ class ProgressLine(_Line):
             self._log_shown = log
         if progress.opening is not None or progress.note:
             return
-        state = state_line(progress, self._clock, self._compared)
+        # a terminal has a table of what runs
+        told = replace(progress, layouts=()) if self._console.is_terminal and progress.in_flight else progress
+        state = state_line(told, self._clock, self._compared)
         self._bar.update(self._task, state=state)
         if progress.ended or self._is_silent():
             self._say(f"  {state}")

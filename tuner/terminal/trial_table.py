@@ -8,6 +8,7 @@ from costmodels.job.parallel_config import Value
 from tuner.answers.comparison import Comparison
 from tuner.answers.trial_rows import TrialRow
 from tuner.terminal.console import in_words, printable, value_in_words
+from tuner.terminal.tables import BEST, WORSE
 
 OUTCOME_WIDTH = 24
 """Width of the column of outcomes below which other columns are left out, if outcomes are that long."""
@@ -57,6 +58,13 @@ def table_lines(rows: Sequence[TrialRow], compared: Comparison | None, best: int
     if dropped:
         lines.append(f"Without room here: {', '.join(dropped)}; --csv and --json have them.")
     return lines
+
+
+def style_of(row: TrialRow, best: int | None) -> str:
+    """Return the style of a trial's row: that of the best one, or of one that failed; empty for others."""
+    if row.trial == best:
+        return BEST
+    return WORSE if row.status not in ("ok", "running", "waiting", "pruned") else ""
 
 
 def _cells(row: TrialRow, varying: Sequence[str], further: Sequence[str], best: int | None) -> list[str]:

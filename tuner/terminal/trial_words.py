@@ -8,13 +8,17 @@ from costmodels.job.parallel_config import DEGREES, Value
 from trials.backend import Observation, Status
 from tuner.answers.comparison import Comparison
 from tuner.economics.device_time import duration
+from tuner.run.next_trial import NextTrial
 from tuner.run.opening import Opening, Why
 from tuner.run.progress import Progress
 from tuner.storage.record import TrialRecord
-from tuner.terminal.console import in_words, printable
+from tuner.terminal.console import printable, short_layout
 
 LAYOUT_WIDTH = 22
 """Least width of the column of layouts."""
+
+SURE_TO_RUN = 0.995
+"""Share of the draws in which a candidate runs from which on nobody need be told."""
 
 LOG_LINES = 4
 """Number of a log's last lines that are shown under a trial whose reason does not quote its log."""
@@ -41,9 +45,42 @@ def opening_line(opening: Opening, progress: Progress) -> str:
     return f"{progress.done:,} trials so far{best}; {told}"
 
 
-def short_layout(values: Mapping[str, Value]) -> str:
-    """Format a configuration without its degrees of 1."""
-    return in_words({name: value for name, value in values.items() if name not in DEGREES or value != 1}) or "all 1"
+def next_line(chosen: NextTrial, progress: Progress, confidence: float) -> str:
+    """Describe the trial that was asked for, why it is tried, and what would end the search.
+
+    Args:
+        chosen: Trial.
+        progress: Progress of the run.
+        confidence: Confidence at which the search ends.
+    """
+    found = chosen.prospect
+    if found.is_repeat:
+        why = "measured again, because the fastest are too close to tell apart"
+    else:
+        others = "" if found.num_open else ", nor any other that is left"
+        why = f"probability {found.best_probability:.2f} to be the best"
+        why = why if found.best_probability else f"no draw names it the best{others}"
+        if found.expected_s is not None:
+            why += f", expected {found.expected_s:.4g} s"
+        if found.run_probability < SURE_TO_RUN:
+            why += f", probability {found.run_probability:.2f} to run"
+        if found.first_with:
+            why += f"; the first with {short_layout({name: chosen.values[name] for name in found.first_with})}"
+    proxy = " as a smaller proxy job" if chosen.is_proxy else ""
+    return f"next {printable(short_layout(chosen.values))}{proxy}: {why}. {_end_in_words(chosen, progress, confidence)}"
+
+
+def _end_in_words(chosen: NextTrial, progress: Progress, confidence: float) -> str:
+    """Return what would end the search, as far as it is known: confidence, or a budget."""
+    left = [f"after {max(progress.budget - progress.done, 0):,} more trials"]
+    if progress.seconds_left is not None:
+        left.append(f"in {duration(progress.seconds_left)}")
+    if progress.device_hours_left is not None:
+        left.append(f"after {progress.device_hours_left:,.3g} device-hours")
+    if confidence >= 1:
+        return f"Ends {' or '.join(left)}"
+    open_ones = f"{chosen.prospect.num_open:,} untried may be faster"
+    return f"Ends above confidence {confidence:.2f} (now {progress.p_star:.2f}, {open_ones}) or {' or '.join(left)}"
 
 
 def layout_of(values: Mapping[str, Value], compared: Comparison | None) -> str:

@@ -61,7 +61,7 @@ with RayExecutor(backend, parallel_trials=1, address=cluster.address) as executo
             found = executor.poll(1.0)
         print(json.dumps(found[0][1].as_json()))
 group = ray.util.placement_group([{"CPU": 2}] * 2, strategy="STRICT_SPREAD")
-ranks = RayRanks(group, backend.hosts, COMMAND_RANKS, is_retry=False).start()
+ranks = RayRanks(group, backend.hosts, COMMAND_RANKS, is_retry=False, name="ours").start()
 arguments = ("trials.command.host_program:run_host", backend.plan(ParallelConfig(dp=4), 2))
 ranks.launch(*arguments, num_ranks=2)
 ray.kill(ranks._hosts[1])

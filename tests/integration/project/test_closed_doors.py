@@ -44,6 +44,7 @@ EXCEPTIONS = {
     ("trials/on_ray/local.py", "subprocess.Popen"): "our own module, as a list of arguments",
     ("trials/ranks/processes.py", "subprocess.Popen"): "our own module, as a list of arguments",
     ("tuner/__init__.py", "importlib.import_module"): "modules of ours, from a table of names that stands beside it",
+    ("hardware/io/plugins.py", "importlib.metadata.entry_points"): "packages that the user has installed for Meshtune",
     ("tuner/cli/main.py", "os.execv"): "this very process again, without secrets in its command line",
     ("trials/ranks/processes.py", "multiprocessing.connection"): OUR_PROCESSES,
     ("trials/ranks/server.py", "multiprocessing.connection"): OUR_PROCESSES,
@@ -62,6 +63,7 @@ EXCEPTIONS = {
         "yaml.SafeLoader",
     ): "the base of the strict loader, which makes text, numbers and lists",
     ("costmodels/calibration/profile_file.py", "yaml.safe_dump"): "writes",
+    ("tuner/catalog/entry.py", "yaml.safe_dump"): "writes",
     ("trials/command/knob_files.py", "yaml.safe_dump"): "writes",
     ("trials/command/knob_files.py", "yaml.safe_load"): "reads a framework's file as the framework does",
     ("tuner/export/flagscale.py", "yaml.safe_dump"): "writes",
@@ -87,7 +89,13 @@ NEVER_CALLED = {
     *("torch.load", "torch.save", "torch.hub", "torch.jit.load", "numpy.load", "np.load", "numpy.fromfile"),
     *("shutil.unpack_archive", "tarfile.open", "zipfile.ZipFile", "ctypes.pythonapi"),
 }
-LISTED = {"subprocess.Popen", "importlib.import_module", "socket.create_server", "wsgiref.simple_server.WSGIServer"} | {
+LISTED = {
+    "subprocess.Popen",
+    "importlib.metadata.entry_points",
+    "importlib.import_module",
+    "socket.create_server",
+    "wsgiref.simple_server.WSGIServer",
+} | {
     f"os.{name}{kind}"
     for name in ("exec", "spawn", "posix_spawn")
     for kind in ("", "l", "le", "lp", "lpe", "v", "ve", "vp", "vpe", "p")

@@ -64,6 +64,7 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(built, sources):
 
     assert held == {name for name in sources if name.partition("/")[0] in PACKAGES}
     assert {"hardware/catalog/clusters.yaml", "costmodels/catalog/runtimes/megatron-core.yaml"} <= held
+    assert {f"{package}/py.typed" for package in PACKAGES} | {"tuner/study_file/study.schema.json"} <= held
 
 
 def test_the_source_distribution_holds_all_that_make_test_needs(built, sources):
@@ -99,5 +100,6 @@ def test_an_installed_wheel_ranks_a_study(installed, built):
     assert ranking.returncode == 0, ranking.stderr
     note = r"note: model is read from \S+/llama-3-8b\.json, outside the study file's folder .*\n"
     looked = r"Predicted by the cost model alone; .*\n"
-    assert re.fullmatch(f"{note}({looked})?> the current configuration\n({looked})?", ranking.stderr), ranking.stderr
+    below = "pp pipeline, .*\n> the current configuration\n"
+    assert re.fullmatch(f"{note}({looked})?{below}({looked})?", ranking.stderr), ranking.stderr
     assert "tp" in ranking.stdout

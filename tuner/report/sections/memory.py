@@ -8,7 +8,7 @@ from costmodels.step.memory.peak import MemoryEstimate, stage_memory
 from tuner.report.data import ReportData
 from tuner.report.figures import Bar, drawing, stacked_bars
 from tuner.report.markup import Content, Html, concatenate, empty_section, section, table, tag
-from tuner.report.sections.breakdown import bars_height, worth_showing
+from tuner.report.sections.breakdown import CORRECTED, bars_height, worth_showing
 from tuner.report.words import GIB, gibibytes, percent
 from tuner.space.enumeration import launchable
 from tuner.storage.record import TrialRecord
@@ -23,7 +23,7 @@ def memory_section(data: ReportData) -> Html:
     """Render the memory of the fullest device of each configuration by part, and of the best one's stages."""
     worth = worth_showing(data)
     bars = [
-        Bar(label=shown.label, parts=_in_gib(shown.prediction["memory_bytes"]), measured=_measured_gib(shown.record))
+        Bar(label=shown.label, parts=_in_gib(shown.parts_bytes), measured=_measured_gib(shown.record))
         for shown in worth
     ]
     if not bars:
@@ -31,8 +31,8 @@ def memory_section(data: ReportData) -> Html:
     capacity = min(shown.prediction["memory_capacity_bytes"] for shown in worth)
     headroom = data.problem.options.memory_headroom
     words = (
-        f"Predicted peak of the fullest device by part; it has {gibibytes(capacity)}, of which {percent(headroom)} "
-        "must stay free, fragmentation counted. A diamond is the "
+        f"Predicted peak of the fullest device by part{CORRECTED if data.basis.taught else ''}; it has "
+        f"{gibibytes(capacity)}, of which {percent(headroom)} must stay free, fragmentation counted. A diamond is the "
         "measured peak."
     )
     figure = stacked_bars(bars, axis="memory [GiB]", unit="GiB", limits=dict([_limit(capacity, headroom)]))

@@ -13,7 +13,7 @@ from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, concatenate, section, tag
 from tuner.report.sections.outcomes import outcomes_table
 from tuner.report.words import MISSING, format_value, in_short, percent, plural, seconds
-from tuner.storage.record import counted, excused_in_words, num_proxies, num_pruned, saved_s, step_time_of
+from tuner.storage.record import counted, excused_in_words, num_proxies, num_pruned, num_running, saved_s, step_time_of
 from tuner.subject.ability import Ability
 
 
@@ -176,7 +176,7 @@ def _trial_words(data: ReportData) -> str:
     failures = [f"{count} {status.in_words}" for status, count in kinds.items() if status]
     excused = excused_in_words(data.records)
     pruned = num_pruned(data.records)
-    running = sum(not record.finished for record in data.records)
+    running = num_running(data.records)
     proxies = num_proxies(data.records)
     return "; ".join(
         [

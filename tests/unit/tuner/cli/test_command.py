@@ -6,6 +6,16 @@ import pytest
 
 from tests.support.studies.command_line import COMMANDS, ROOT, environment, in_process
 
+ARGUMENTS = {
+    "atlas": "OPTIONS",
+    "calibrate": "CSV",
+    "catalog": "KIND",
+    "learn": "LOGS",
+    "place": "FILE",
+    "share": "FILES",
+}
+"""Arguments of commands that take no study."""
+
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command(meshtune, command):
@@ -14,19 +24,32 @@ def test_help_of_every_command(meshtune, command):
 
     assert done.status == 0
     assert f"Usage: meshtune {command} [OPTIONS]" in done.out
-    argument = {"atlas": "OPTIONS", "calibrate": "CSV", "learn": "LOGS", "place": "FILE", "share": "FILES"}
-    assert argument.get(command, "STUDY") in done.out
+    assert ARGUMENTS.get(command, "STUDY") in done.out
     assert "--json" in done.out
 
 
 def test_help_lists_every_command_in_whole_sentences(meshtune):
-    """The list of commands has a line for each, and none is cut off."""
+    """Every command has one line in a panel, and none is cut off."""
     done = meshtune("--help")
 
     assert done.status == 0
+    panels = done.out.partition("\nTune:\n")[2]
+    assert [line for line in panels.splitlines() if line.endswith(":")] == ["Look:", "Plan:", "Keep:"]
     for command in COMMANDS:
-        assert re.search(rf"^  {command} .*\.$", done.out, re.M)
-    assert "..." not in done.out.partition("Commands:")[2]
+        assert len(re.findall(rf"^  {command} .*\.$", panels, re.M)) == 1
+    assert "..." not in panels
+
+
+def test_options_that_two_commands_share_are_explained_once(meshtune):
+    """What logs and scripts leave open is explained by the help of `init`; that of `learn` names it, and is short."""
+    from tuner.study_file.questions import QUESTIONS
+
+    init, learn = meshtune("init", "--help").out, meshtune("learn", "--help").out
+
+    for question in QUESTIONS.values():
+        assert re.search(rf"^  {question.option} {question.metavar}\b", init, re.M)
+        assert not re.search(rf"^  {question.option} {question.metavar}\b", learn, re.M)
+    assert "meshtune init --help" in learn
 
 
 def test_without_a_command_the_help_is_on_stderr(meshtune):
@@ -35,7 +58,7 @@ def test_without_a_command_the_help_is_on_stderr(meshtune):
 
     assert done.status == 2
     assert done.out == ""
-    assert "Commands:" in done.err
+    assert "\nTune:\n" in done.err
 
 
 def test_version(meshtune):
@@ -62,7 +85,7 @@ def test_help_in_a_process(tmp_path):
     done = in_process("--help", cwd=tmp_path)
 
     assert (done.status, done.err) == (0, "")
-    assert "Commands:" in done.out
+    assert "\nTune:\n" in done.out
 
 
 HEAVY = {"numpy", "optuna", "plotly", "pydantic", "ray", "rich", "scipy", "sqlalchemy", "yaml"}

@@ -63,6 +63,21 @@ def test_a_command_that_always_fails_says_so_after_three_trials(meshtune, write)
 
 
 @pytest.mark.usefixtures("no_ray")
+def test_status_counts_as_the_report_does(meshtune, write, tmp_path):
+    """Trials that failed alike count against nothing in `status`, in the report, and at the end of the run."""
+    path = write(PROGRAM)
+    meshtune("run", path)
+
+    status, report = meshtune("status", path), meshtune("report", path, "--out", tmp_path / "report.html")
+
+    excused = "3 more failed alike, whatever the layout, and count against nothing"
+    assert report.status == 0, report.err
+    assert f"0 trials, 0 failed; {excused}" in status.out
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert f"none failed; {excused}" in page
+
+
+@pytest.mark.usefixtures("no_ray")
 def test_a_log_without_step_times_is_shown(meshtune, write):
     """Where `trial.log` finds nothing, the last lines of the log are shown, and the advice names the key."""
     done = meshtune("run", write(SILENT))

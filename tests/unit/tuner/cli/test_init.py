@@ -1,13 +1,19 @@
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
+import jsonschema
 import pytest
 import yaml
 
+from hardware.io.config_file import parse_yaml
 from tests.support.studies.command_line import assert_users_mistake
 from tests.support.studies.launch_scripts import (
     ARRAYS,
@@ -746,3 +752,16 @@ def test_racks_have_the_hosts_of_the_script(meshtune, tmp_path, segment, domains
     cluster = load_study(tmp_path / "study.yaml").problem.cluster
     assert (cluster.num_hosts, cluster.devices_per_host) == (64, 4)
     assert cluster.devices_per_domain == (32 if segment else 64)
+
+
+def test_editors_find_the_schema(meshtune, tmp_path):
+    """The first line of a study names the schema of this installation on the disk, and the study follows it."""
+    (tmp_path / "train.sh").write_text(ARRAYS, encoding="utf-8")
+
+    done = meshtune("init", "--from-megatron", "train.sh", "--cluster", "dgx-h100", "--out", "new.yaml")
+
+    assert done.status == 0, done.err
+    text = (tmp_path / "new.yaml").read_text(encoding="utf-8")
+    uri = re.match(r"# yaml-language-server: \$schema=(\S+)\n", text)[1]
+    schema = json.loads(Path(url2pathname(urlparse(uri).path)).read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(parse_yaml(text))

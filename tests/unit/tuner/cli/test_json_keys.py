@@ -37,6 +37,8 @@ SMALL = ROOT / "configs" / "studies" / "cpu-gpt.yaml"
         ("status FINISHED", ""),
         (f"trial STUDY --config {CONFIG} --dry-run", "with `--dry-run`"),
         (f"trial STUDY --config {CONFIG} --once", "with `--once`"),
+        ("catalog models", ""),
+        ("catalog models llama3-8b", ""),
         ("trials FINISHED", ""),
         ("best FINISHED", ""),
         ("estimate FINISHED --tokens 1e12", ""),

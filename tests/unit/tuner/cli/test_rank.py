@@ -19,13 +19,16 @@ def test_rank_is_sorted_and_as_long_as_asked(meshtune, simulated):
     configs = told.json["configs"]
     assert len(configs) == 3
     assert len(default.json["configs"]) == 10
-    assert default.json["configs"][:3] == configs
+    degrees = [[config[name] for name in FASTEST] for config in configs]
+    assert [[config[name] for name in FASTEST] for config in default.json["configs"][:3]] == degrees
     assert [c["step_time_s"] for c in configs] == sorted(c["step_time_s"] for c in configs)
     assert all(c.keys() >= {*FASTEST, "step_time_s", "peak_memory_bytes"} for c in configs)
     lines = shown.out.splitlines()
     assert len(lines) == 5
     assert len(set(map(len, lines))) == 1
-    assert "step [s]  memory [GiB]  tokens/s/device" in lines[0]
+    heads = ["step", "[s]", "95%", "speed-up", "MFU", "GiB", "fits", "bound", "by", "and", "then", "tokens/s/device"]
+    assert lines[0].split()[-len(heads) :] == heads
+    assert "pp pipeline, tp tensor, dp data" in shown.err
 
 
 def test_rank_agrees_with_predict(meshtune, simulated):
@@ -37,6 +40,49 @@ def test_rank_agrees_with_predict(meshtune, simulated):
 
     assert told["step_time_s"] == pytest.approx(first["step_time_s"])
     assert told["peak_memory_bytes"] == first["peak_memory_bytes"]
+    assert told["step_time_range_s"] == pytest.approx(first["step_time_range_s"])
+    assert told["fit_probability"] == pytest.approx(first["fit_probability"])
+    assert told["mfu"] == pytest.approx(first["mfu"])
+
+
+def test_what_bounds_a_step_is_of_its_parts(meshtune, simulated):
+    """The shares of a step add up to it, the largest is what bounds it, and they are sums of what `predict` tells."""
+    first = meshtune("rank", simulated, "--top", 1, "--json").json["configs"][0]
+    config = ",".join(f"{name}={first[name]}" for name in FASTEST)
+    told = meshtune("predict", simulated, "--config", config, "--json").json
+
+    parts = {name: seconds / told["step_time_s"] for name, seconds in told["breakdown_s"].items()}
+    shares = first["shares"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert list(shares.values()) == sorted(shares.values(), reverse=True)
+    assert first["bound_by"] == next(iter(shares))
+    communication = ("tp", "cp", "up", "ep", "dp", "pp")
+    assert shares["network"] == pytest.approx(sum(parts[name] for name in communication))
+    assert shares["compute"] + shares["memory traffic"] == pytest.approx(parts["compute"] + parts["optimizer"])
+    assert shares["memory traffic"] > parts["optimizer"]
+    if first["exposed"] is not None:
+        assert parts[first["exposed"]] == max(parts[name] for name in communication)
+
+
+def test_speed_up_is_over_the_current_configuration(meshtune, simulated, tmp_path):
+    """The speed-up of a row is the current configuration's step time over its own; without one, the baseline's, and
+    without either, the first row's.
+    """
+    told = meshtune("rank", simulated, "--json").json
+    path = tmp_path / "without.yaml"
+    path.write_text(study(name="without"), encoding="utf-8")
+    baseline = meshtune("rank", path, "--set", "search.baseline=true", "--json").json
+    first = meshtune("rank", path, "--json").json
+
+    current_s = told["current"]["step_time_s"]
+    assert told["compared_with"] == "current"
+    assert [row["speedup"] for row in told["configs"]] == [
+        pytest.approx(current_s / row["step_time_s"]) for row in told["configs"]
+    ]
+    assert told["current"]["speedup"] == 1
+    assert (baseline["compared_with"], first["compared_with"]) == ("baseline", "first")
+    assert baseline["configs"][0]["speedup"] > 1
+    assert first["configs"][0]["speedup"] == 1
 
 
 def test_rank_puts_what_does_not_fit_last(meshtune, tmp_path):
@@ -95,6 +141,12 @@ def test_rank_after_trials_is_by_what_they_taught(finished, meshtune):
     assert {name: measured[0][name] for name in FASTEST} == FASTEST
     assert measured[0]["step_time_s"] == pytest.approx(0.95)
     assert told.json["current"]["step_time_s"] == pytest.approx(1.5)
+    assert measured[0]["speedup"] == pytest.approx(1.5 / 0.95)
+    for row in configs:
+        low_s, high_s = row["step_time_range_s"]
+        assert low_s < row["step_time_s"] < high_s
+        assert 0 <= row["fit_probability"] <= 1
+    assert {row["fit_probability"] for row in measured} == {1.0}
     fits = [row["fits"] for row in configs]
     assert fits == sorted(fits, reverse=True)
     assert shown.out.startswith(f"By {run.json['trials']} trials of study {run.json['study_name']} in ")

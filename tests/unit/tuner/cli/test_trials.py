@@ -1,7 +1,9 @@
 import csv
 import io
+import re
 
-from tests.support.studies.command_line import FASTEST, assert_users_mistake
+from tests.support.studies.command_line import FASTEST, assert_users_mistake, in_process
+from tests.support.studies.pseudo_terminal import on_terminal, without_styles
 
 
 def test_trials_of_a_finished_study(finished, meshtune):
@@ -21,6 +23,19 @@ def test_trials_of_a_finished_study(finished, meshtune):
     assert rows[0].endswith("current")
     assert sum("out of memory" in row for row in rows) == run.json["failed"]
     assert max(map(len, lines)) <= 80
+
+
+def test_trials_on_a_terminal(finished, tmp_path):
+    """On a terminal the best row is green and failed ones are red; the text is the same, with the degrees below."""
+    path, storage, _ = finished
+
+    coloured = on_terminal("trials", path, "--storage", storage, cwd=tmp_path)
+    plain = in_process("trials", path, "--storage", storage, cwd=tmp_path)
+
+    assert len(re.findall(r"^\x1b\[32m +\*", coloured, re.M)) == 1
+    assert coloured.count("\x1b[31m") == plain.out.count("out of memory") > 0
+    assert without_styles(coloured).startswith(plain.out)
+    assert "pp pipeline, tp tensor" in plain.err
 
 
 def test_trials_as_csv(finished, meshtune, tmp_path):

@@ -1,7 +1,6 @@
 """Commands for those who keep studies running: what is wrong, copies, metrics, and events for programs."""
 
 import json
-import re
 import signal
 import sqlite3
 import sys
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from optuna import copy_study
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as openmetrics_parser
 from typer import Exit
 
 from tests.chaos.disk import SmallDisk, why_no_disk
@@ -158,6 +159,10 @@ def test_events_are_objects(simulated, meshtune, tmp_path):
     assert kinds.count("trial") == 3
     assert kinds[-1] == "end"
     assert {"opening", "state"} < {*kinds}
+    tried = {event["trial"]: event["config"] for event in events if event["event"] == "trial"}
+    asked = [event for event in events if event["event"] == "next"]
+    assert {event["trial"]: event["config"] for event in asked} == {number: tried[number] for number in (1, 2)}
+    assert all(0 <= event["best_probability"] <= 1 for event in asked)
     assert all(event["study"] == "small" and event["time_s"] > 1.6e9 for event in events)
     assert [event["trial"] for event in events if event["event"] == "trial"] == [0, 1, 2]
     assert events[-1]["step_time_s"] == done.json["step_time_s"]
@@ -207,29 +212,29 @@ def test_the_json_log_ends_in_json(simulated, meshtune, tmp_path, monkeypatch, t
 
 
 @pytest.mark.usefixtures("no_ray")
-def test_metrics_are_those_of_the_run(simulated, meshtune, tmp_path):
-    """`run --metrics` leaves a file in Prometheus' format: every sample has a type, and values are the run's."""
-    file = tmp_path / "study.prom"
+@pytest.mark.parametrize(("name", "parser"), [("study.prom", parser), ("study.openmetrics", openmetrics_parser)])
+def test_metrics_are_those_of_the_run(simulated, meshtune, tmp_path, name, parser):
+    """`run --metrics` leaves a file that Prometheus' own parser of its format reads, with the run's values."""
+    file = tmp_path / name
     options = ("--storage", f"sqlite:///{tmp_path / 'study.db'}", "--trials", "3", "--metrics", str(file))
 
     done = meshtune("run", simulated, *options, "--json")
 
-    lines = file.read_text().splitlines()
-    typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
-    samples = {}
-    for line in lines:
-        if not line.startswith("#"):
-            name, labels, value = re.fullmatch(r"(\w+)\{([^}]*)\} (\S+)", line).groups()
-            assert name in typed
-            samples[name, labels] = float(value)
-    study = 'study="small"'
+    families = list(parser.text_string_to_metric_families(file.read_text()))
+    samples = {
+        (sample.name, sample.labels.pop("state", "")): (sample.value, sample.labels)
+        for family in families
+        for sample in family.samples
+    }
+    values = {name: value for (name, state), (value, _) in samples.items() if not state}
     assert done.status == 0
-    counts = {labels: value for (name, labels), value in samples.items() if name == "meshtune_trials"}
-    assert sum(counts.values()) == 3
-    assert samples["meshtune_best_step_time_seconds", study] == done.json["step_time_s"]
-    assert samples["meshtune_confidence", study] == done.json["p_star"]
-    assert samples["meshtune_device_hours_total", study] == pytest.approx(done.json["device_hours"])
-    assert samples["meshtune_heartbeat_timestamp_seconds", study] > 1.6e9
+    assert all(labels == {"study": "small"} for _, labels in samples.values())
+    assert all(family.type in ("gauge", "counter") for family in families)
+    assert sum(value for (name, _), (value, _) in samples.items() if name == "meshtune_trials") == 3
+    assert values["meshtune_best_step_time_seconds"] == done.json["step_time_s"]
+    assert values["meshtune_confidence"] == done.json["p_star"]
+    assert values["meshtune_device_hours_total"] == pytest.approx(done.json["device_hours"])
+    assert values["meshtune_heartbeat_timestamp_seconds"] > 1.6e9
 
 
 @pytest.mark.usefixtures("no_ray")

@@ -1,3 +1,4 @@
+import math
 import re
 from dataclasses import replace
 
@@ -113,6 +114,38 @@ def test_the_five_fastest_are_shown_with_the_expert_and_the_prior(data, page):
 def test_predictions_fill_up_what_was_not_measured(data):
     """After one trial the four best predictions stand beside it."""
     assert len(worth_showing(replace(data, records=data.records[:1], best=data.records[0]))) == 5
+
+
+def test_bars_are_corrected_by_the_trials(data, page):
+    """Bars beside measurements are those that the trials have corrected: nearer to what was measured than the cost
+    model's, with the shares of its parts; the page says so.
+    """
+    drawn, _ = figure_of(page, "time")
+    shown = worth_showing(data)
+    measured = [one for one in shown if one.step_time_s]
+
+    totals = [sum(trace["x"][at] for trace in drawn if trace["type"] == "bar") for at in range(len(shown))]
+    assert totals == [pytest.approx(one.corrected_s) for one in shown]
+    before = [abs(math.log(one.prediction["step_time_s"] / one.step_time_s)) for one in measured]
+    after = [abs(math.log(one.corrected_s / one.step_time_s)) for one in measured]
+    assert len(measured) >= 5
+    assert max(after) < max(before)
+    assert sum(after) < sum(before) / 2
+    for one in shown:
+        assert one.parts_s["compute"] / one.corrected_s == pytest.approx(
+            one.prediction["breakdown_s"]["compute"] / one.prediction["step_time_s"]
+        )
+    assert "as the trials correct it" in section_of(page, "time")
+    assert "as the trials correct it" in section_of(page, "memory")
+
+
+def test_bars_before_any_trial_are_the_cost_models(data):
+    """A study without trials shows the predictions as they are."""
+    untaught = replace(data, records=(), best=None, basis=replace(data.basis, taught=None, why_not="it has no trials"))
+
+    for one in worth_showing(untaught):
+        assert one.corrected_s == one.prediction["step_time_s"]
+        assert one.corrected_bytes == one.prediction["peak_memory_bytes"]
 
 
 def test_the_bars_stand_there_in_numbers(data, page):

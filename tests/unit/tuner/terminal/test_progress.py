@@ -1,5 +1,6 @@
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,17 +8,21 @@ from rich.console import Console
 
 import tuner.terminal.progress
 from costmodels.job.parallel_config import DEGREES
+from tests.support.studies.broken_studies import study
 from tests.support.studies.in_process_executor import InProcessExecutor
+from tests.support.studies.pseudo_terminal import on_terminal, without_styles
 from trials.backend import Observation, Status
 from tuner.answers.comparison import Comparison
 from tuner.run.loop import run_study
+from tuner.run.next_trial import NextTrial
 from tuner.run.opening import Opening
-from tuner.run.progress import Progress
+from tuner.run.progress import InFlight, Progress
+from tuner.search.prospect import Prospect
 from tuner.search.waiting import Slots, Wait
 from tuner.storage.record import TrialRecord
 from tuner.study_file.config import load_study
 from tuner.terminal.event_log import state_of
-from tuner.terminal.progress import ALIVE_S, ProgressLine
+from tuner.terminal.progress import ALIVE_S, MOST_IN_FLIGHT, ProgressLine
 from tuner.terminal.trial_words import state_line
 
 STUDY = Path(__file__).resolve().parents[4] / "configs" / "studies" / "llama3-8b-dgx-h100.yaml"
@@ -129,6 +134,31 @@ def test_the_first_line_says_what_comes_first(told):
     assert "7 trials so far, best 8 s; trying first tp=2,dp=8: the most promising configuration" in again
 
 
+def test_the_next_trial_has_its_reason(told):
+    """A line tells what the draws say of the trial that was asked for, and what would end the search."""
+    prospect = Prospect(
+        is_repeat=False, best_probability=0.314, run_probability=0.9, expected_s=7.95, first_with=("pp",), num_open=6
+    )
+    chosen = NextTrial(number=3, values=CURRENT | {"pp": 4, "dp": 2}, is_proxy=False, prospect=prospect)
+    again = replace(chosen, prospect=replace(prospect, is_repeat=True))
+    unnamed = replace(chosen, prospect=replace(prospect, best_probability=0.0, run_probability=1.0, first_with=()))
+    nothing = replace(unnamed, prospect=replace(unnamed.prospect, num_open=0))
+
+    lines = [
+        told((1, progress(3, chosen=each, p_star=0.62, seconds_left=5400.0))).strip()
+        for each in (chosen, again, unnamed, nothing)
+    ]
+
+    assert lines[0] == (
+        "next pp=4,tp=8,dp=2: probability 0.31 to be the best, expected 7.95 s, probability 0.90 to run; the first "
+        "with pp=4. Ends above confidence 0.90 (now 0.62, 6 untried may be faster) or after 37 more trials or in "
+        "90.0 min"
+    )
+    assert "measured again, because the fastest are too close to tell apart. Ends" in lines[1]
+    assert ": no draw names it the best, expected 7.95 s. Ends" in lines[2]
+    assert "no draw names it the best, nor any other that is left, expected 7.95 s. Ends" in lines[3]
+
+
 def test_idle_slots_have_their_reason():
     """Where a run knows why slots are idle, the line of state and the event log say so; else neither does."""
     idle, busy = (progress(1, slots=Slots(count=4, why=why)) for why in (Wait.NOTHING_NAMED, ""))
@@ -189,6 +219,63 @@ def test_a_terminal_keeps_every_line_within_its_width(monkeypatch, width):
     assert trials == ["0", "1", "2"]
     assert any("3/40 trials, best 9 s, confidence 0.00" in each for each in lines)
     assert any(each.startswith("trial 2") and "crashed: exit status 1: word" in each for each in lines)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_terminal_has_a_table_of_what_runs(monkeypatch, width):
+    """Below the line of state each trial in flight has a row with what is known of it, within the terminal's width;
+    those beyond the first are counted, and an ended one has left the table before its line is printed.
+    """
+    screen = io.StringIO()
+    monkeypatch.setattr(
+        tuner.terminal.progress,
+        "Console",
+        lambda **_: Console(file=screen, force_terminal=True, width=width, highlight=False, _environ={"TERM": "xterm"}),
+    )
+    first, second = (
+        InFlight(number=number, values=CURRENT | {"pp": 2, "mbs": number}, predicted_s=9.5, since_s=75.4, steps_s=steps)
+        for number, steps in ((5, (8.25, 8.5)), (6, ()))
+    )
+    many = [replace(second, number=number, is_queued=True) for number in range(10, 10 + MOST_IN_FLIGHT)]
+    with ProgressLine(load_study(STUDY)) as line:
+        line.show(progress(1, ran(4, 10.0), in_flight=(first, second)))
+        line.show(progress(2, ran(5, 8.5, pp=2), in_flight=(second, *many)))
+
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    lines = [each.rstrip() for each in re.split(r"[\r\n]", plain) if each.strip()]
+    ended = next(at for at, each in enumerate(lines) if each.startswith("trial 5"))
+    rows = [each.split() for each in lines]
+    assert all(len(each) <= width for each in lines)
+    assert ["5", "9.5", "s", "2", "8.5", "s", "0:01:15", "pp=2,tp=8,dp=8,mbs=5"] in rows[:ended]
+    assert ["6", "9.5", "s", "-", "-", "0:01:15", "pp=2,tp=8,dp=8,mbs=6"] in rows[:ended]
+    assert not any(each[:2] == ["5", "9.5"] for each in rows[ended:])
+    assert ["10", "9.5", "s", "-", "-", "in", "the", "queue", "pp=2,tp=8,dp=8,mbs=6"] in rows[ended:]
+    assert ["and", "1", "more"] in rows[ended:]
+    assert not any("running pp=2" in each for each in lines)
+
+
+@pytest.mark.slow
+def test_a_run_on_a_terminal_shows_its_trials(tmp_path):
+    """A real run on a pseudo terminal shows its trials while they run, why each is tried, and then its result."""
+    path = tmp_path / "live.yaml"
+    path.write_text(
+        study(
+            name="live",
+            current="{tp: 8}",
+            search="{draws: 10, parallel_trials: 2}",
+            trial="{backend: simulated, seconds_per_trial: 2}",
+        ),
+        encoding="utf-8",
+    )
+
+    written = without_styles(on_terminal("run", path, "--trials", 3, cwd=tmp_path, columns=100, timeout_s=300))
+
+    assert re.search(r"^trial +predicted +steps +last step +for +configuration", written, re.M)
+    assert re.search(r"^ +0 +\S+ s +.* 0:00:0\d +tp=8 *$", written, re.M)
+    assert "next " in written
+    assert "probability" in written
+    assert "Best: " in written
+    assert max(map(len, re.split(r"[\r\n]", written.partition("Stopped:")[0]))) <= 100
 
 
 @pytest.mark.slow

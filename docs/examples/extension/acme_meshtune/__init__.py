@@ -1,0 +1,1 @@
+"""Everything that Acme adds to Meshtune."""

@@ -1,0 +1,1 @@
+"""Entries of the catalog: a folder for each kind."""

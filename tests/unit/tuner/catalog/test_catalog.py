@@ -1,0 +1,227 @@
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from costmodels.job.runtime import comparable_names, runtime_names
+from hardware.device import DEVICES
+from hardware.io.catalogs import user_catalog, user_files
+from tests.support.studies.broken_studies import rows, study
+from tests.support.studies.command_line import assert_users_mistake, in_process
+from tuner.catalog.listing import LISTINGS
+
+KINDS = ("devices", "clusters", "models", "runtimes", "knobs")
+OWN_CLUSTER = "device: H100\ndescription: our pods\n"
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Writes a file of the user's catalog."""
+    folder = tmp_path / "own"
+    monkeypatch.setenv("MESHTUNE_CATALOG", str(folder))
+
+    def write(name, text):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def meshtune(tmp_path):
+    """Runs the command in a process of its own, which reads all catalogs anew."""
+
+    def call(*words):
+        return in_process(*words, cwd=tmp_path)
+
+    return call
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_entry_has_all_columns_and_its_name(kind):
+    """The rows of a kind have one form, which holds every column of the table."""
+    entries = list(LISTINGS[kind].entries())
+    rows = [entry.as_json() for entry in entries]
+
+    assert len({tuple(row) for row in rows}) == 1
+    assert set(LISTINGS[kind].columns) <= set(rows[0])
+    assert not any(entry.origin_in_words for entry in entries)
+    assert json.loads(json.dumps(rows)) == rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_source_that_an_entry_cites_is_told(kind):
+    """The sources of an entry are those that it names, each with its text."""
+    for entry in LISTINGS[kind].entries():
+        assert all(entry.sources.values()), entry.file.name
+        if kind in ("devices", "clusters"):
+            assert {part.split(",")[0] for part in str(entry.keys).split("'source': '")[1:]} == {
+                f"{name}'" for name in entry.sources
+            }
+
+
+def test_rows_hold_published_figures():
+    """An H100 has 989.4 TFLOP/s in bf16 and 3.35 TB/s, Llama 3 8B has 8.03 billion parameters in 32 layers."""
+    devices = {entry.file.name: entry.row for entry in LISTINGS["devices"].entries()}
+    models = {entry.file.name: entry.row for entry in LISTINGS["models"].entries()}
+    runtimes = {entry.file.name: entry.row for entry in LISTINGS["runtimes"].entries()}
+
+    assert devices["H100-SXM-80"]["bf16_tflops"] == pytest.approx(989, abs=1)
+    assert devices["H100-SXM-80"]["memory_gb_per_s"] == pytest.approx(3350)
+    assert devices["A100-SXM-80"]["fp8_tflops"] is None
+    assert models["llama3-8b"]["parameters"] == 8_030_261_248  # of the published checkpoint
+    assert models["llama3-8b"]["layers"] == 32
+    assert models["mixtral-8x7b"]["active_parameters"] < models["mixtral-8x7b"]["parameters"] / 3
+    assert runtimes["unknown"]["runs"] == 0
+    assert runtimes["megatron-core"]["runs"] > 300
+
+
+def test_a_device_is_found_by_any_spelling(meshtune):
+    """A name of nvidia-smi leads to the entry, whose YAML reads back as the catalog states it."""
+    done = meshtune("catalog", "devices", "NVIDIA H100 80GB HBM3")
+
+    assert done.status == 0
+    read = yaml.safe_load(done.out)
+    assert read.pop("sources")
+    assert read == yaml.safe_load(DEVICES.read_text(encoding="utf-8"))["devices"]["H100-SXM-80"]
+
+
+def test_a_knob_is_printed_for_each_framework_that_has_it(meshtune):
+    """A knob that several frameworks have is several entries."""
+    done = meshtune("catalog", "knobs", "overlap_grad_reduce", "--json")
+
+    assert {entry["entry"]["framework"] for entry in done.json["entries"]} >= {"megatron", "nemo"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("device",), ("KIND", "did you mean 'devices'")),
+        (("devices", "H10"), ("'H10'", "did you mean 'H100'")),
+        (("clusters", "dgx-h10"), ("is no cluster of the catalog", "did you mean 'dgx-h100'")),
+        (("models", "llama3-8"), ("is no model of the catalog", "did you mean 'llama3-8b'")),
+        (("runtimes", "megatron"), ("is no runtime profile of the catalog", "valid: ")),
+        (("knobs", "overlap_grad"), ("is no known knob of the catalog", "did you mean 'overlap_grad_reduce'")),
+    ],
+    ids="_".join,
+)
+def test_an_unknown_name_is_told_with_the_nearest(meshtune, words, told):
+    """One message names what is wrong and the nearest choice."""
+    assert_users_mistake(meshtune("catalog", *words), *told)
+
+
+def test_own_entries_are_named_by_studies(own, meshtune, tmp_path):
+    """A cluster of the user's on a device of theirs, a model and a profile of theirs are found by their names."""
+    own("devices/A100-64-ours.yaml", meshtune("catalog", "devices", "A100-SXM-80").out.replace("79.15", "64"))
+    own("clusters/pod.yaml", "device: A100-64-ours\ndescription: our pods\n")
+    own("models/our-8b.yaml", meshtune("catalog", "models", "llama3-8b").out)
+    own("runtimes/our-megatron.yaml", meshtune("catalog", "runtimes", "megatron-core").out)
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        study(name="own", model="our-8b", cluster="{name: pod, hosts: 2}", runtime="our-megatron"), encoding="utf-8"
+    )
+
+    listed = meshtune("catalog", "clusters", "--json").json["entries"]
+    done = meshtune("rank", path, "--json")
+
+    assert listed[-1] | {"description": ""} == {
+        "name": "pod",
+        "origin": "yours",
+        "shadows": False,
+        "device": "A100-64-ours",
+        "devices_per_host": 8,
+        "host_gb_per_s": 300.0,
+        "network_gb_per_s": 25.0,
+        "description": "",
+    }
+    assert done.status == 0, done.err
+    assert "in place of" not in done.err
+    assert meshtune("catalog", "devices", "A100", "--json").json["entries"][0]["name"] == "A100-SXM-80"
+    assert all(row["peak_memory_bytes"] < 64 * 2**30 for row in done.json["configs"])
+
+
+def test_an_entry_in_place_of_a_shipped_one_is_told(own, meshtune, tmp_path):
+    """A device of the user's with the name of a shipped one takes all its spellings; lists and commands say so."""
+    text = meshtune("catalog", "devices", "H100-SXM-80").out
+    own("devices/h100-sxm-80.yaml", text.replace("value: 79.11", "value: 40"))
+    path = tmp_path / "study.yaml"
+    path.write_text(study(), encoding="utf-8")
+
+    by_alias = meshtune("catalog", "devices", "H100", "--json").json["entries"]
+    listed = [entry["name"] for entry in meshtune("catalog", "devices", "--json").json["entries"]]
+    done = meshtune("rank", path, "--json")
+
+    assert [(entry["name"], entry["origin"], entry["shadows"]) for entry in by_alias] == [
+        ("h100-sxm-80", "yours", True)
+    ]
+    assert by_alias[0]["entry"]["memory_gib"]["value"] == 40
+    assert "H100-SXM-80" not in listed
+    assert "note: device h100-sxm-80 is that of your own catalog" in done.err
+    assert all(row["peak_memory_bytes"] < 40 * 2**30 for row in done.json["configs"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("devices/mine.yaml", "memory_gib: {value: 80, source: x, confidence: high}\n", ("mine.yaml", "and missing")),
+        ("clusters/mine.yaml", "device: H1000\ndescription: ours\n", ("device = 'H1000'", "is not a known device")),
+        (
+            "clusters/mine.yaml",
+            OWN_CLUSTER + "devices_per_host: {value: 4, source: x, confidence: high}\n",
+            ("mine.yaml: devices_per_host.source = 'x'", "is no key of `sources`"),
+        ),
+        ("models/mine.yaml", "num_layers: 2\n", ("mine.yaml", "missing")),
+        ("runtimes/mine.yaml", "rule_set: megatron\n", ("mine.yaml", "missing")),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "/" in value else "",
+)
+def test_a_mistake_in_an_own_entry_names_its_file(own, meshtune, name, text, told):
+    """One message says which file of the user's catalog is wrong, and how."""
+    own(name, text)
+
+    assert_users_mistake(meshtune("catalog", name.partition("/")[0]), *told)
+
+
+def test_what_is_shared_names_no_device_of_ones_own(own, meshtune, tmp_path):
+    """`share` leaves out runs on devices that only the user's catalog has, and says how many."""
+    own("devices/secret-x9.yaml", meshtune("catalog", "devices", "H100-SXM-80").out)
+    (tmp_path / "runs.csv").write_text(rows({"device": "secret-x9"}, {}), encoding="utf-8")
+
+    done = meshtune("share", "runs.csv", "--out", "shared.csv", "--json")
+
+    assert done.status == 0, done.err
+    assert done.json["skipped"] == {"rows of devices that stand in no catalog but your own": 1}
+    assert done.json["rows"] == 1
+    assert "secret" not in (tmp_path / "shared.csv").read_text(encoding="utf-8")
+
+
+def test_two_files_of_one_name_are_refused(own, meshtune):
+    """A model cannot be stated twice."""
+    own("models/mine.yaml", "")
+    own("models/mine.json", "{}")
+
+    assert_users_mistake(meshtune("catalog", "models"), "has the name of mine.json; keep one")
+
+
+def test_own_profiles_are_no_hypotheses_of_other_studies(own):
+    """The profiles that a cluster may resemble are the shipped ones, whatever the user's catalog holds."""
+    own("runtimes/ours.yaml", "")
+    user_files.cache_clear()
+    try:
+        known, comparable = runtime_names(), comparable_names()
+    finally:
+        user_files.cache_clear()
+
+    assert "ours" in known
+    assert "ours" not in comparable
+
+
+def test_the_folder_is_that_of_the_platform(tmp_path):
+    """The configuration folder of the platform holds the catalog, unless a variable says otherwise."""
+    assert user_catalog({"XDG_CONFIG_HOME": str(tmp_path)}) == tmp_path / "meshtune"
+    assert user_catalog({"MESHTUNE_CATALOG": str(tmp_path)}) == tmp_path
+    assert user_catalog({"MESHTUNE_CATALOG": "off"}) is None
+    assert user_catalog({}) in (Path.home() / ".config/meshtune", Path.home() / "Library/Application Support/meshtune")

@@ -1,0 +1,1 @@
+"""Entries of the catalogs as `meshtune catalog` prints them. `listing.py` is the entry point."""
