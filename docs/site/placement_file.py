@@ -1,4 +1,4 @@
-"""Tables of keys in docs/placement.md and docs/research/operators.md, made from the models that validate placement files."""
+"""Tables of keys in docs/placement.md and docs/research/operators.md, made from the models of placement files."""
 
 from __future__ import annotations
 

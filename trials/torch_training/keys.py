@@ -34,9 +34,9 @@ class TorchKeys(AbstractTrainingKeys):
     FOR_MODELS: ClassVar[tuple[str, ...]] = ("capacity_factor", "profile")
 
     backend: Literal["torch"]
-    """Trials train the model with PyTorch; see [real training](research/real-training.md). With `runtime: torch-planned` they
-    execute each candidate's sharding plan operator by operator. A step of your own trains as its plans shard it
-    ([own-step.md](own-step.md)).
+    """Trials train the model with PyTorch; see [real training](research/real-training.md). With `runtime:
+    torch-planned` they execute each candidate's sharding plan operator by operator. A step of your own trains as its
+    plans shard it ([own-step.md](own-step.md)).
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
