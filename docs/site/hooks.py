@@ -16,6 +16,12 @@ ROOT = Path(__file__).parents[2]
 OTHER_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "configs/*/README.md")
 """Patterns of the pages outside docs/, relative to the repository's root."""
 
+FIRST_IN_SEARCH = re.compile(r"docs/(questions|glossary|quickstart|how-to/.*)\.md")
+"""Pages that answer what newcomers search for."""
+
+LAST_IN_SEARCH = re.compile(r"(docs/(research/.*|decisions|architecture|licences)|CHANGELOG|CONTRIBUTING)\.md")
+"""Pages that newcomers do not search for."""
+
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
 
@@ -47,6 +53,22 @@ def on_files(files: Files, config: Any) -> Files:
                 if place not in moved.src_uris:
                     moved.append(_repository_file(target, config))
     return moved
+
+
+def on_page_markdown(markdown: str, page: Any, **_others: Any) -> str:
+    """Return the text of a page as it is, after it has got its place among the results of a search.
+
+    MkDocs calls this function by its name, and its search plugin multiplies the score of a page by its boost.
+
+    Args:
+        markdown: Text of the page.
+        page: The page, whose `meta` the search plugin reads.
+    """
+    if FIRST_IN_SEARCH.fullmatch(page.file.src_uri):
+        page.meta["search"] = {"boost": 2}
+    elif LAST_IN_SEARCH.fullmatch(page.file.src_uri):
+        page.meta["search"] = {"boost": 0.5}
+    return markdown
 
 
 def _repository_file(path: Path, config: Any) -> File:
