@@ -90,7 +90,7 @@ class CommandKeys(AbstractTrialKeys):
 
     command: Annotated[list[str], Field(min_length=1)]
     """Program and arguments, with [placeholders](own-command.md). With `{plan}`, they run the candidates' [sharding
-    plans](own-command.md#plans-in-your-program), also those of a step of your own.
+    plans](plans-in-your-code.md#plans-in-your-program), also those of a step of your own.
     """
 
     flags: str | None = None
