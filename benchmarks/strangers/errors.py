@@ -154,7 +154,7 @@ def write_accuracy(predicted: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     ]
     head = "# Errors of predictions for each source of measured runs, by profiles fitted without its publisher.\n"
     text = yaml.safe_dump(
-        {"made_with": "python -m benchmarks.strangers --predict --write", "sources": rows},
+        {"made_with": "python -m benchmarks.strangers --predict", "sources": rows},
         sort_keys=False,
         default_flow_style=None,
         width=240,

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.strangers import errors as strangers_errors
 from benchmarks.strangers.__main__ import main
-from benchmarks.strangers.errors import LeftOutErrors, fit_errors, write_errors
+from benchmarks.strangers.errors import LeftOutErrors, fit_errors, write_accuracy, write_errors
 from benchmarks.strangers.left_out import GUESSED_MEMORY, GUESSED_STEP, Without, has_seen, profile_without
 from benchmarks.support.problems import strange_setting
 from costmodels.job.parallel_config import ParallelConfig
@@ -17,6 +17,8 @@ from costmodels.step.error_models import CATALOG_FILE, ErrorModel, ErrorModels, 
 from hardware.io.config_file import read_mapping, validate_mapping
 from tests.support.benchmark_runs import ROOT
 from tests.support.settings.synthetic_runs import small_model, unmeasured_run
+from tuner.atlas import accuracy
+from tuner.atlas.accuracy import read_accuracy
 
 MEASURED = ROOT / "configs" / "measured" / "ultrascale-llama-8b-128.csv"
 
@@ -153,6 +155,22 @@ def test_the_catalog_keeps_the_comment_of_its_errors(tmp_path, monkeypatch):
     write_errors(models)
 
     assert validate_mapping(ErrorModels, read_mapping(target), file=str(target)) == models
+    assert target.read_text(encoding="utf-8").startswith("# Errors of predictions")
+
+
+def test_the_catalog_keeps_the_errors_of_each_source(tmp_path, monkeypatch):
+    """What --write writes of a source is read as it was measured, to a hundredth of a percent."""
+    target = tmp_path / "accuracy.yaml"
+    monkeypatch.setattr(strangers_errors, "ACCURACY_FILE", target)
+    monkeypatch.setattr(accuracy, "ACCURACY_FILE", target)
+    figures = {"tuned_by": "user", "n": 7, "median_ape": 0.123456, "bias": -0.1, "after_one": None, "covered_95": 1.0}
+
+    write_accuracy([("somebody", figures | {"memory_n": 0, "memory_median_ape": None})])
+    (found,) = read_accuracy().sources
+
+    assert (found.source, found.tuned_by, found.runs, found.peaks) == ("somebody", "user", 7, 0)
+    assert (found.step_error, found.step_signed, found.inside_95) == (0.1235, -0.1, 1.0)
+    assert (found.after_one, found.peak_error) == (None, None)
     assert target.read_text(encoding="utf-8").startswith("# Errors of predictions")
 
 
