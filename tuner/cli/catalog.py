@@ -10,7 +10,8 @@ from typer import Argument
 
 from tuner.cli import completion as cli_completion
 from tuner.cli.options import AsJson
-from tuner.terminal.console import print_json, print_table, printable, say
+from tuner.terminal.console import print_json, printable, say
+from tuner.terminal.tables import print_table
 
 if TYPE_CHECKING:  # these load numpy
     from tuner.catalog.entry import Entry
