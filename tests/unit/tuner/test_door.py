@@ -51,7 +51,7 @@ def test_the_doors_names_are_sorted_and_documented():
 
     assert sorted(tuner.__all__) == tuner.__all__
     assert re.findall(r"\w+", first) == ["from", "tuner", "import", *tuner.__all__]
-    assert set(re.findall(r"`(\w+)\(", page.split("## Predict")[0])) == set(tuner.__all__)
+    assert set(re.findall(r"`(\w+)[(`]", page.split("## Predict")[0])) >= set(tuner.__all__)
 
 
 def test_each_name_is_loaded_when_it_is_used():
