@@ -72,7 +72,9 @@ def check_folder(out: Path) -> None:
 
 
 def write_site(files: Mapping[str, str], out: Path) -> None:
-    """Write the files of a site; the first page comes last, so that it is never there without the others.
+    """Write the files of a site in place of those of an earlier one.
+
+    The first page comes last, so that it is never there without the others; pages that an earlier one had alone go.
 
     Raises:
         ConfigError: A file cannot be written.
@@ -84,3 +86,6 @@ def write_site(files: Mapping[str, str], out: Path) -> None:
         except OSError as error:
             raise ConfigError(f"cannot be made ({error.strerror})", key="--out", value=str(place.parent)) from None
         write_output(place, text)
+    for page in (*out.glob("models/*.html"), *out.glob("devices/*.html")):
+        if page.relative_to(out).as_posix() not in files:
+            page.unlink(missing_ok=True)

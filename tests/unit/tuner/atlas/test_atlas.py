@@ -15,6 +15,7 @@ from tuner.atlas.accuracy import read_accuracy
 from tuner.atlas.answers import LIKELY, NUM_LAYOUTS, answer, with_recommended_first
 from tuner.atlas.measured_points import measured_by_model
 from tuner.atlas.places import AtlasJob, named_clusters, named_models, places
+from tuner.atlas.site import write_site
 from tuner.study_file.config import load_study
 
 JOB = AtlasJob(sequence_length=4096, global_batch_size=64, tokens=1e11)
@@ -187,6 +188,18 @@ def test_pages_tell_layouts_costs_and_points(meshtune, tmp_path):
     assert "EUR" not in text[text.index('id="gb200-nvl72-64"') :].partition("</details>")[0]
     assert text.count("<circle") >= 2
     assert [row["order"][-1] is None for row in rows] == [False, False, True, True]
+
+
+def test_pages_of_an_earlier_atlas_go(tmp_path):
+    """Of an atlas with fewer models no page of the earlier one is left, and what is not a page of it stays."""
+    frame = {"index.html": "", "atlas.css": ""}
+    write_site(frame | {"models/old.html": "", "devices/H100.html": ""}, tmp_path)
+    (tmp_path / "models" / "notes.txt").write_text("mine", encoding="utf-8")
+
+    write_site(frame | {"models/new.html": ""}, tmp_path)
+
+    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {"index.html", "atlas.css", "models/new.html", "models/notes.txt"}
 
 
 def test_folders_of_others_are_left_alone(meshtune, tmp_path):
