@@ -14,7 +14,7 @@ from hardware.cluster import Cluster
 from hardware.device import CATALOG, Device, LinkEntry, check_sources, find_device, hosts_per_domain
 from hardware.host_group import HostGroup
 from hardware.io.catalogs import added_files
-from hardware.io.config_file import DocumentedModel, SourcedNumber, StrictModel, read_mapping, validate_mapping
+from hardware.io.config_file import DocumentedModel, SourcedCount, StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 from hardware.link import Link, is_misspelt_kind, link_spellings, spelling_key
 
@@ -175,7 +175,7 @@ CLUSTER_FORMS: tuple[type[DocumentedModel], ...] = (_OneGroupForm, _GroupsForm, 
 class _CatalogEntry(StrictModel):
     device: str
     description: str
-    devices_per_host: SourcedNumber | None = None
+    devices_per_host: SourcedCount | None = None
     intra_links: list[LinkEntry] | None = None
     nic_links: list[LinkEntry] | None = None
 
@@ -358,7 +358,7 @@ def _catalog_group(name: str, form: _GroupForm) -> HostGroup:
         raise ConfigError("is not a known cluster", key="name", value=name, nearest=did_you_mean(name, cluster_names()))
     entry = _entries()[known]
     device = find_device(entry.device)
-    most = int(entry.devices_per_host.value) if entry.devices_per_host else device.devices_per_host
+    most = entry.devices_per_host.value if entry.devices_per_host else device.devices_per_host
     in_host, in_domain = _places(form, device, most)
     if in_host > most:
         raise ConfigError(

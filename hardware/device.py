@@ -8,14 +8,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from hardware.io.catalogs import added_files
-from hardware.io.config_file import SourcedNumber, StrictModel, read_mapping, validate_mapping
+from hardware.io.config_file import (
+    SourcedCount,
+    SourcedNumber,
+    SourcedShare,
+    SourcedSize,
+    StrictModel,
+    read_mapping,
+    validate_mapping,
+)
 from hardware.io.errors import ConfigError, did_you_mean
-from hardware.link import Link, spelling_key
+from hardware.link import Link, is_misspelt_kind, link_spellings, spelling_key
 
 CATALOG = Path(__file__).parent / "catalog"
 DEVICES = CATALOG / "devices.yaml"
@@ -101,11 +109,19 @@ class LinkEntry(StrictModel):
     """Link in a catalog: bandwidth per device and direction."""
 
     kind: str
-    bandwidth_gb_per_s: SourcedNumber
-    latency_us: SourcedNumber
-    mesh_peers: SourcedNumber | None = None
-    efficiency: SourcedNumber | None = None
-    sharers: SourcedNumber | None = None
+    bandwidth_gb_per_s: SourcedSize
+    latency_us: SourcedSize
+    mesh_peers: SourcedCount | None = None
+    efficiency: SourcedShare | None = None
+    sharers: SourcedCount | None = None
+
+    @field_validator("kind")
+    @classmethod
+    def _check_kind(cls, kind: str) -> str:
+        """Check that a kind is not spelled almost like a known one, whose efficiencies it would lack."""
+        if is_misspelt_kind(kind):
+            raise ValueError(f"is almost a kind of link that is known; {did_you_mean(kind, link_spellings())}")
+        return kind
 
     def link(self) -> Link:
         """Return the link in SI units."""
@@ -113,29 +129,39 @@ class LinkEntry(StrictModel):
             kind=self.kind,
             bandwidth_bytes_per_s=self.bandwidth_gb_per_s.value * 1e9,
             latency_s=self.latency_us.value * 1e-6,
-            mesh_peers=int(self.mesh_peers.value) if self.mesh_peers else None,
+            mesh_peers=self.mesh_peers.value if self.mesh_peers else None,
             efficiency=self.efficiency.value if self.efficiency else None,
-            sharers=int(self.sharers.value) if self.sharers else 1,
+            sharers=self.sharers.value if self.sharers else 1,
         )
 
 
 class _DeviceEntry(StrictModel):
     aliases: list[str] = Field(default_factory=list)
     note: str | None = None
-    bf16_tflops: SourcedNumber | None = None
-    fp16_tflops: SourcedNumber | None = None
-    fp8_tflops: SourcedNumber | None = None
-    fp4_tflops: SourcedNumber | None = None
-    fp32_tflops: SourcedNumber | None = None
-    memory_gib: SourcedNumber
-    memory_bandwidth_gb_per_s: SourcedNumber
-    power_w: SourcedNumber | None = None
-    num_sms: SourcedNumber | None = None
-    devices_per_host: SourcedNumber
-    hosts_per_domain: SourcedNumber | None = None
+    bf16_tflops: SourcedSize | None = None
+    fp16_tflops: SourcedSize | None = None
+    fp8_tflops: SourcedSize | None = None
+    fp4_tflops: SourcedSize | None = None
+    fp32_tflops: SourcedSize | None = None
+    memory_gib: SourcedSize
+    memory_bandwidth_gb_per_s: SourcedSize
+    power_w: SourcedSize | None = None
+    num_sms: SourcedCount | None = None
+    devices_per_host: SourcedCount
+    hosts_per_domain: SourcedCount | None = None
     scale_up: LinkEntry
     scale_out: LinkEntry
     host_link: LinkEntry | None = None
+
+    @model_validator(mode="after")
+    def _check_rack(self) -> Self:
+        """Check that the hosts of a rack have as many devices each."""
+        if self.hosts_per_domain and self.devices_per_host.value % self.hosts_per_domain.value:
+            raise ValueError(
+                f"hosts_per_domain = {self.hosts_per_domain.value} must divide devices_per_host = "
+                f"{self.devices_per_host.value}, the devices of the whole domain"
+            )
+        return self
 
     def device(self, name: str, source_texts: dict[str, str]) -> Device:
         return Device(
@@ -150,8 +176,8 @@ class _DeviceEntry(StrictModel):
             scale_up=self.scale_up.link(),
             scale_out=self.scale_out.link(),
             host_link=self.host_link.link() if self.host_link else None,
-            devices_per_host=int(self.devices_per_host.value),
-            num_sms=int(self.num_sms.value) if self.num_sms else None,
+            devices_per_host=self.devices_per_host.value,
+            num_sms=self.num_sms.value if self.num_sms else None,
             sources=tuple(
                 (field, f"{source_texts[number.source]} ({number.confidence})")
                 for field, number in numbers_of(self)
@@ -257,7 +283,7 @@ def power_limit_w(device: Device) -> float | None:
 def hosts_per_domain(device: Device) -> int:
     """Return the number of hosts that have `devices_per_host` devices: 1, or those of a rack that is one domain."""
     entry = _entries().get(device.name)
-    return int(entry.hosts_per_domain.value) if entry and entry.hosts_per_domain else 1
+    return entry.hosts_per_domain.value if entry and entry.hosts_per_domain else 1
 
 
 def device_names() -> tuple[str, ...]:
@@ -328,7 +354,9 @@ def _devices_by_words() -> dict[tuple[str, ...], tuple[Device, ...]]:
     found: dict[tuple[str, ...], dict[str, Device]] = {}
     for name, entry in _entries().items():
         for spelling in (name, *entry.aliases):
-            found.setdefault(_words_and_sizes(spelling)[0], {})[name] = _devices_by_key()[spelling_key(name)]
+            device = _devices_by_key()[spelling_key(spelling)]
+            if device.name == name:  # and no other's, from whose entry this one was copied
+                found.setdefault(_words_and_sizes(spelling)[0], {})[name] = device
     return {words: tuple(devices.values()) for words, devices in found.items()}
 
 

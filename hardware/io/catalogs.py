@@ -51,10 +51,19 @@ class CatalogFile:
 
 
 def user_catalog(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder of the user's own catalog, which may be missing; None if there shall be none."""
+    """Return the folder of the user's own catalog; None if there shall be none. The usual one may be missing.
+
+    Raises:
+        ConfigError: The variable names no folder.
+    """
     named = environment.get(VARIABLE, "")
+    if named == OFF:
+        return None
     if named:
-        return None if named == OFF else Path(named)
+        if not Path(named).is_dir():
+            nearest = f"make it, or unset the variable; {OFF!r} reads none"
+            raise ConfigError("is no folder", file=f"{VARIABLE}={named}", nearest=nearest)
+        return Path(named)
     try:
         home = Path.home()
     except RuntimeError:  # the user has none
@@ -70,7 +79,7 @@ def user_files(kind: Kind) -> Mapping[str, CatalogFile]:
     """Return the files of the user's catalog by the names of their entries, sorted.
 
     Raises:
-        ConfigError: The folder cannot be read, or two files have the same name.
+        ConfigError: There is no such folder, it cannot be read, or two files have the same name.
     """
     folder = user_catalog()
     return {} if folder is None else _files(folder, kind, YOURS)
@@ -109,22 +118,37 @@ def added_files(kind: Kind, shipped: Collection[str], spelling: Callable[[str], 
         kind: Kind of the entries.
         shipped: Spellings of the names that Meshtune ships.
         spelling: Function that maps the spellings of a name to one.
+
+    Raises:
+        ConfigError: A folder cannot be read, or two files of the user's have one name in other spellings.
     """
+    own: dict[str, CatalogFile] = {}
+    for name, file in user_files(kind).items():
+        _check_is_alone(file, own.setdefault(spelling(name), file))
     known = {*map(spelling, shipped)}
     packages = {name: file for name, file in package_files(kind).items() if spelling(name) not in known}
     return {**packages, **user_files(kind)}
 
 
 def _files(folder: Path, kind: Kind, origin: str) -> dict[str, CatalogFile]:
-    """Return the files of one kind in a catalog."""
+    """Return the files of one kind in a catalog, without hidden files of editors, and the empty one that `>` makes."""
     inner = folder / kind
     try:
-        paths = sorted(path for path in inner.iterdir() if path.suffix in _ENDINGS[kind]) if inner.is_dir() else []
+        paths = sorted(path for path in inner.iterdir() if _holds_entry(path, kind)) if inner.is_dir() else []
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", file=str(inner)) from None
     found: dict[str, CatalogFile] = {}
     for path in paths:
-        if path.stem in found:
-            raise ConfigError(f"has the name of {found[path.stem].path.name}; keep one", file=str(path))
-        found[path.stem] = CatalogFile(name=path.stem, path=path, origin=origin)
+        file = CatalogFile(name=path.stem, path=path, origin=origin)
+        _check_is_alone(file, found.setdefault(file.name, file))
     return found
+
+
+def _holds_entry(path: Path, kind: Kind) -> bool:
+    is_entry = path.suffix in _ENDINGS[kind] and not path.name.startswith(".")
+    return is_entry and not (path.is_file() and path.stat().st_size == 0)
+
+
+def _check_is_alone(file: CatalogFile, other: CatalogFile) -> None:
+    if other is not file:
+        raise ConfigError(f"has the name of {other.path.name}; keep one", file=str(file.path))

@@ -71,6 +71,24 @@ class SourcedNumber(StrictModel):
     confidence: Literal["high", "medium", "low", "assumed"]
 
 
+class SourcedCount(SourcedNumber):
+    """Number of things of a catalog."""
+
+    value: int = Field(ge=1, le=1_000_000)
+
+
+class SourcedSize(SourcedNumber):
+    """Peak, size or power of a catalog, in the unit of its key, within what any device could have."""
+
+    value: float = Field(ge=1e-6, le=1e6)
+
+
+class SourcedShare(SourcedNumber):
+    """Share of another number of a catalog."""
+
+    value: float = Field(ge=1e-6, le=1.5)
+
+
 class _CoreLoader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2 core scalars, unique keys, no aliases and bounded depth."""
 
@@ -337,7 +355,10 @@ def _as_config_error(
         here = [entry["type"] for entry in entries if _key_at(mapping, entry["loc"]) == key]
         wanted = dict.fromkeys(_WANTED_TYPES[kind] for kind in here if kind in _WANTED_TYPES)
         rule = f"must be {' or '.join(wanted)}{', but is empty (null)' if first['input'] is None else ''}"
-        return ConfigError(rule, key=key, value=first["input"], file=file)
+        owner = _model_at(model, location)
+        is_bare = owner is not None and issubclass(owner, SourcedNumber) and type(first["input"]) in (int, float)
+        nearest = f"for example {{value: {first['input']}, source: NAME, confidence: assumed}}" if is_bare else None
+        return ConfigError(rule, key=key, value=first["input"], nearest=nearest, file=file)
     rule = re.sub(r"^(Input|List) should", "must", first["msg"].removeprefix("Value error, "))
     return ConfigError(rule, key=key, value=first["input"], file=file)
 

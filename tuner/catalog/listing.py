@@ -57,15 +57,16 @@ def find_entries(kind: str, name: str) -> tuple[Entry, ...]:
     """Return the entries that a name means: one, or a knob of several frameworks.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is none, or a file of a catalog cannot work.
     """
     listing = find_listing(kind)
+    entries = tuple(listing.entries())  # first, so that mistakes in files are told as such
     try:
         wanted = listing.name_of(name)
     except ConfigError as error:
         rule = f"is no {listing.singular} of the catalog"
         raise ConfigError(rule, key="NAME", value=name, nearest=error.nearest) from None
-    return tuple(entry for entry in listing.entries() if entry.file.name == wanted)
+    return tuple(entry for entry in entries if entry.file.name == wanted)
 
 
 _SHIPPED: Mapping[Kind, Callable[[], tuple[str, ...]]] = {

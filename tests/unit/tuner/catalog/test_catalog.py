@@ -19,6 +19,7 @@ OWN_CLUSTER = "device: H100\ndescription: our pods\n"
 def own(tmp_path, monkeypatch):
     """Writes a file of the user's catalog."""
     folder = tmp_path / "own"
+    folder.mkdir()
     monkeypatch.setenv("MESHTUNE_CATALOG", str(folder))
 
     def write(name, text):
@@ -185,6 +186,94 @@ def test_a_mistake_in_an_own_entry_names_its_file(own, meshtune, name, text, tol
     assert_users_mistake(meshtune("catalog", name.partition("/")[0]), *told)
 
 
+@pytest.mark.parametrize(
+    ("stated", "instead", "told"),
+    [
+        ("value: 79.11", "value: 1e-30", "memory_gib.value = 1e-30: must be greater than"),
+        ("value: 3350", "value: 1e90", "memory_bandwidth_gb_per_s.value = 1e+90: must be less than"),
+        ("value: 132", "value: 0.2", "num_sms.value = 0.2: must be a whole number"),
+        ("value: 8", "value: 8.7", "devices_per_host.value = 8.7: must be a whole number"),
+        ("kind: nvlink4", "kind: nvlnk4", "scale_up.kind = 'nvlnk4': is almost a kind of link that is known"),
+        ("num_sms:", "hosts_per_domain: {value: 3, source: datasheet, confidence: low}\nnum_sms:", "must divide"),
+        ("num_sms:", "power_w: 700\nnum_sms:", "appears twice"),
+        ("power_w:", "power_w: 700\nother:", "unknown key"),
+        ("aliases:", "aliases: 3\nnote:", "aliases = 3: must be a list"),
+    ],
+    ids=lambda value: value.partition("\n")[0] if isinstance(value, str) else "",
+)
+def test_numbers_of_an_own_device_are_those_of_a_device(own, meshtune, stated, instead, told):
+    """What no device can have is refused by the catalog, before a study reckons with it."""
+    text = meshtune("catalog", "devices", "H100-SXM-80").out
+    assert stated in text
+    own("devices/mine.yaml", text.replace(f"{stated}\n", f"{instead}\n"))
+
+    assert_users_mistake(meshtune("catalog", "devices", "mine"), "mine.yaml", told)
+
+
+def test_a_bare_number_is_answered_with_its_form(own, meshtune):
+    """A number without its source is told how numbers of the catalog stand."""
+    own("clusters/mine.yaml", OWN_CLUSTER + "devices_per_host: 4\n")
+
+    told = "must be a mapping; for example {value: 4, source: NAME, confidence: assumed}"
+    assert_users_mistake(meshtune("catalog", "clusters", "mine"), "mine.yaml: devices_per_host = 4", told)
+
+
+@pytest.mark.parametrize("name", ["devices/mine.yaml", "models/mine.yaml", "runtimes/mine.yaml"])
+def test_what_is_looked_for_is_found_while_its_copy_is_empty(own, meshtune, name):
+    """A shell makes an empty file in `meshtune catalog KIND NAME > file` first, which is no entry yet."""
+    kind = name.partition("/")[0]
+    own(name, "")
+
+    done = meshtune("catalog", kind, {"devices": "H100", "models": "llama3-8b", "runtimes": "nanotron"}[kind])
+
+    assert done.status == 0, done.err
+    own(name, done.out)
+    assert "(yours)" in meshtune("catalog", kind, "mine").out
+
+
+def test_a_mistake_in_a_file_is_no_unknown_name(own, meshtune):
+    """A name that is looked for beside a broken file is not called unknown."""
+    path = own("devices/mine.yaml", "memory_gib: eighty\n")
+    path.write_bytes(b"note: \xff\n")
+
+    assert_users_mistake(meshtune("catalog", "devices", "H100"), "mine.yaml: is not UTF-8 text")
+
+
+def test_hidden_files_are_no_entries(own, meshtune):
+    """Locks of editors and what macOS keeps beside files are not read."""
+    own("devices/._mine.yaml", "Mac OS X\0")
+    (own("devices/.keep", "").parent / ".#mine.yaml").symlink_to("someone@somewhere.1")
+
+    assert meshtune("catalog", "devices", "H100").status == 0
+
+
+def test_a_folder_that_is_named_exists(meshtune, tmp_path, monkeypatch):
+    """A wrong path is not an empty catalog, with which a study would take Meshtune's entries in place of one's own."""
+    monkeypatch.setenv("MESHTUNE_CATALOG", str(tmp_path / "nowhere"))
+    (tmp_path / "study.yaml").write_text(study(), encoding="utf-8")
+
+    for words in (("catalog", "devices", "H100"), ("rank", "study.yaml")):
+        assert_users_mistake(meshtune(*words), f"MESHTUNE_CATALOG={tmp_path}/nowhere: is no folder")
+
+
+def test_two_spellings_of_one_name_are_refused(own, meshtune):
+    """Two devices whose names differ in case or dashes cannot be told apart."""
+    text = meshtune("catalog", "devices", "H100").out
+    own("devices/h100_capped.yaml", text)
+    own("devices/H100-capped.yaml", text)
+
+    assert_users_mistake(meshtune("catalog", "devices", "H100"), "h100_capped.yaml: has the name of H100-capped.yaml")
+
+
+def test_a_copy_takes_no_spelling_from_what_it_was_copied_of(own, meshtune):
+    """Names with the size of the memory in another place mean Meshtune's device, though the copy's size is nearer."""
+    own("devices/capped.yaml", meshtune("catalog", "devices", "H100").out.replace("value: 79.11", "value: 80.0"))
+
+    done = meshtune("catalog", "devices", "H100-80G-SXM", "--json")
+
+    assert [entry["name"] for entry in done.json["entries"]] == ["H100-SXM-80"]
+
+
 def test_what_is_shared_names_no_device_of_ones_own(own, meshtune, tmp_path):
     """`share` leaves out runs on devices that only the user's catalog has, and says how many."""
     own("devices/secret-x9.yaml", meshtune("catalog", "devices", "H100-SXM-80").out)
@@ -200,7 +289,7 @@ def test_what_is_shared_names_no_device_of_ones_own(own, meshtune, tmp_path):
 
 def test_two_files_of_one_name_are_refused(own, meshtune):
     """A model cannot be stated twice."""
-    own("models/mine.yaml", "")
+    own("models/mine.yaml", "{}")
     own("models/mine.json", "{}")
 
     assert_users_mistake(meshtune("catalog", "models"), "has the name of mine.json; keep one")
@@ -208,7 +297,7 @@ def test_two_files_of_one_name_are_refused(own, meshtune):
 
 def test_own_profiles_are_no_hypotheses_of_other_studies(own):
     """The profiles that a cluster may resemble are the shipped ones, whatever the user's catalog holds."""
-    own("runtimes/ours.yaml", "")
+    own("runtimes/ours.yaml", "{}")
     user_files.cache_clear()
     try:
         known, comparable = runtime_names(), comparable_names()
