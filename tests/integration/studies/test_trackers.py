@@ -63,7 +63,7 @@ def test_tensorboard_shows_every_trial(run, tmp_path):
     assert notes == []
 
 
-def test_mlflow_shows_every_trial(run, tmp_path, monkeypatch):
+def test_mlflow_shows_every_trial(run, tmp_path, monkeypatch, capfd):
     """A local store has an experiment of the study's name, with a run for each trial."""
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -84,6 +84,7 @@ def test_mlflow_shows_every_trial(run, tmp_path, monkeypatch):
     assert seen == told_of(result)
     assert len(seen) == NUM_TRIALS
     assert notes == []
+    assert "INFO" not in capfd.readouterr().err  # lines of its own would break a table on a terminal
 
 
 def kept_records(log):
@@ -136,7 +137,7 @@ def test_a_missing_library_is_named_with_its_extra(run, monkeypatch, name):
         run(name)
 
 
-def test_wandb_without_an_account_is_refused(run, tmp_path, monkeypatch):
+def test_wandb_without_an_account_is_refused(run, tmp_path, monkeypatch, capfd):
     """No run asks for a key on a terminal: a message names the ways out before the first trial."""
     pytest.importorskip("wandb")
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
@@ -146,6 +147,35 @@ def test_wandb_without_an_account_is_refused(run, tmp_path, monkeypatch):
 
     with pytest.raises(ConfigError, match=r"needs the key of an account; .*WANDB_MODE=offline"):
         run("wandb")
+    assert "deprecated" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "value"),
+    [("mlflow", "MLFLOW_TRACKING_URI", "nonsense://server"), ("wandb", "WANDB_API_KEY", "short")],
+)
+def test_a_tracker_that_cannot_be_opened_is_told_before_the_first_trial(run, monkeypatch, name, variable, value):
+    """What a library says of an address or a key that it cannot use is one message."""
+    pytest.importorskip(name)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv(variable, value)
+
+    told = {"mlflow": "nonsense", "wandb": "API key must have"}[name]
+    with pytest.raises(ConfigError, match=f"search.callbacks = '{name}': cannot be opened: .*{told}"):
+        run(name)
+
+
+@pytest.mark.parametrize(("name", "file"), [("mlflow", "mlflow.db"), ("tensorboard", "tensorboard")])
+def test_a_file_in_the_place_of_a_tracker_is_kept(run, tmp_path, monkeypatch, name, file):
+    """Where something else stands in the place of a tracker's files, a message says so, and it stays as it is."""
+    pytest.importorskip(name)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / file).write_text("mine\n" * 1000, encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=f"search.callbacks = '{name}': cannot be opened: "):
+        run(name)
+
+    assert (tmp_path / file).read_text(encoding="utf-8") == "mine\n" * 1000
 
 
 class Failing(AbstractTracker):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from hardware.io.errors import ConfigError
 from trials.submitted_job import check_outlives_job
 from tuner.run.progress import Progress
 from tuner.run.trackers.contract import AbstractTracker, Tracked
@@ -45,7 +46,7 @@ def tracked(request: StudyRequest, on_progress: OnProgress) -> Iterator[OnProgre
     for name in request.search.callbacks:
         folder = Path(request.file).resolve().parent / name
         check_outlives_job(folder, key="search.callbacks", value=name, nearest="a study file outside of it")
-        trackers[name] = TRACKERS[name](folder)
+        trackers[name] = _opened(name, folder)
     followers = _Followers(trackers)
 
     def tell(progress: Progress) -> None:
@@ -61,6 +62,25 @@ def tracked(request: StudyRequest, on_progress: OnProgress) -> Iterator[OnProgre
         followers.close()
         for note in followers.notes():
             on_progress(Progress(done=0, running=0, budget=request.search.max_trials, note=note))
+
+
+def _opened(name: str, folder: Path) -> AbstractTracker:
+    """Open a tracker.
+
+    Raises:
+        ConfigError: It cannot be opened.
+    """
+    try:
+        return TRACKERS[name](folder)
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 # libraries of trackers raise what they like
+        raise ConfigError(f"cannot be opened: {_told(error)}", key="search.callbacks", value=name) from None
+
+
+def _told(error: BaseException) -> str:
+    """Return the first line of an error."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 class _Followers:
@@ -106,5 +126,4 @@ class _Followers:
             do(self._trackers[name])
         except (Exception, SystemExit) as error:  # noqa: BLE001 # a server's trouble ends no study
             del self._trackers[name]
-            first = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-            self._notes.put(f"{name} is told of no more trials: {first}")
+            self._notes.put(f"{name} is told of no more trials: {_told(error)}")

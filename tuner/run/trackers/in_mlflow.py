@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ class MlflowTracker(AbstractTracker):
             from mlflow import MlflowClient  # noqa: PLC0415 # an extra
             from mlflow.entities import Metric, Param  # noqa: PLC0415
 
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # not each table that it makes, amid our lines
         self._metric: Any = Metric
         self._param: Any = Param
         self._client: Any = MlflowClient(os.environ.get(URI) or f"sqlite:///{folder}.db")

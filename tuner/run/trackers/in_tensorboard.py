@@ -24,6 +24,7 @@ class TensorBoardTracker(AbstractTracker):
             from tensorboard.plugins.hparams import metadata, plugin_data_pb2, summary_v2  # noqa: PLC0415
             from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415
 
+        folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._event: Any = event_pb2.Event
         self._summary: Any = summary_pb2.Summary

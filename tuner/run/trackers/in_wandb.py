@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ class WandbTracker(AbstractTracker):
         with needed("wandb"):
             import wandb  # noqa: PLC0415 # an extra
 
-        if os.environ.get("WANDB_MODE", "online") == "online" and not wandb.api.api_key:
+        if os.environ.get("WANDB_MODE", "online") == "online" and not _has_account(wandb):
             raise ConfigError(
                 "needs the key of an account",
                 key="search.callbacks",
@@ -52,3 +53,11 @@ class WandbTracker(AbstractTracker):
     def close(self) -> None:
         """End the process that sends runs, when it has sent them."""
         self._wandb.teardown()
+
+
+def _has_account(wandb: Any) -> bool:
+    """Return whether the library knows an account, without asking for one."""
+    if "prompt" not in signature(wandb.login).parameters:  # versions before 0.31 ask in any case
+        return bool(wandb.api.api_key)
+    wandb.setup(wandb.Settings(silent=True))
+    return bool(wandb.login(prompt=False, verify=False))
