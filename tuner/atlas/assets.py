@@ -92,7 +92,7 @@ function render() {
   }
   const shown = whole ? found : found.slice(0, FIRST);
   body.replaceChildren(...shown.map(rowOf));
-  count.textContent = `${found.length.toLocaleString("en")} places` +
+  count.textContent = `${found.length.toLocaleString("en")} ${found.length === 1 ? "place" : "places"}` +
     (shown.length < found.length ? `, the first ${shown.length} are shown` : "");
   more.hidden = shown.length === found.length;
   const hash = new URLSearchParams(wanted.map(select => [select.name, select.value]));

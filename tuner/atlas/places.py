@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from costmodels.job.model_catalog import model_names
 from hardware.cluster_file import cluster_names, find_cluster
 from hardware.device import Device, hosts_per_domain
 from hardware.io.errors import ConfigError, did_you_mean
+from tuner.study_file.text import scalar
 
 RUNTIMES = (("Ascend", "mindspeed"), ("TPU", "maxtext"), ("Trainium", "unknown"), ("Gaudi", "unknown"))
 """Runtime profiles by the first letters of a device's name. All other devices have Megatron-LM's; devices whose
@@ -64,17 +66,18 @@ class Place:
 
     @property
     def name(self) -> str:
-        """Name of the place, and of its study."""
-        return f"{self.model}-{self.cluster}-{self.devices}"
+        """Name of the place, and of its study, which has nothing but letters, digits, dots, dashes and underscores."""
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{self.model}-{self.cluster}-{self.devices}").lstrip("-._")
 
     def study_text(self, job: AtlasJob) -> str:
         """Return the study file of the place: what to copy, and what the answer is computed from."""
         rack = f", devices_per_host: {self.devices_per_host}, hosts_per_domain: {self.hosts_per_domain}"
+        cluster = f"name: {scalar(self.cluster)}, hosts: {self.hosts}{rack if self.hosts_per_domain > 1 else ''}"
         sizes = f"sequence_length: {job.sequence_length}, global_batch_size: {job.global_batch_size}"
         return (
             f"name: {self.name}\n"
-            f"model: {self.model}\n"
-            f"cluster: {{name: {self.cluster}, hosts: {self.hosts}{rack if self.hosts_per_domain > 1 else ''}}}\n"
+            f"model: {scalar(self.model)}\n"
+            f"cluster: {{{cluster}}}\n"
             f"job: {{{sizes}, precision: {self.precision}}}\n"
             f"runtime: {self.runtime}\n"
         )

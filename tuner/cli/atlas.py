@@ -73,7 +73,7 @@ def atlas(
     if as_json:
         print_json(told)
     else:
-        say(f"{told['with_layout']:,} of {told['places']:,} places have a layout that fits.")
+        say(f"Places with a layout that fits: {told['with_layout']:,} of {told['places']:,}")
         say(f"Wrote {told['pages']} pages; open {printable(str(told['written']))}.", err=True)
     if not told["with_layout"]:
         raise typer.Exit(FOUND_NOTHING)

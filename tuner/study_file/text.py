@@ -39,11 +39,11 @@ def study_text(
     uneven = re.findall(r"([a-z_]+)=", str(present.current.get("assignment", "")))
     lines = [
         *_head(imported, file, has_current=bool(present.current)),
-        f"name: {_scalar(name)}",
-        f"model: {_scalar(model)}",
+        f"name: {scalar(name)}",
+        f"model: {scalar(model)}",
         f"cluster: {_flow(cluster)}",
         f"job: {_flow(present.job)}",
-        f"runtime: {_scalar(imported.runtime)}",
+        f"runtime: {scalar(imported.runtime)}",
         *([f"facts: {_flow(facts)}  # what it does otherwise than the runtime's profile"] if facts else []),
         f"space: {_flow({'assignment': uneven})}  # work may be uneven, as it is today"
         if uneven
@@ -71,7 +71,7 @@ def model_text(model: ModelSpec, file: Path) -> str:
     defaults = {field.name: field.default for field in fields(Decoder)}
     kept = {key: value for key, value in asdict(model.plain).items() if value != defaults[key] and key != "assumed"}
     lines = [head]
-    lines += [f"{key}: {_scalar(value)}" for key, value in kept.items()]
+    lines += [f"{key}: {scalar(value)}" for key, value in kept.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -149,13 +149,13 @@ def _command(command: LaunchCommand, further: Sequence[str]) -> list[str]:
         "trial:",
         "  backend: command",
         "  command: [",
-        *(f"    {line}" for line in _wrap_words([_scalar(one) for one in command.arguments])),
+        *(f"    {line}" for line in _wrap_words([scalar(one) for one in command.arguments])),
         "  ]",
         f"  flags: {command.flags or command.framework}",
         *(["  launch: once  # the command reaches the hosts by itself"] if command.launch == "once" else []),
         *_slurm(command),
         *environment,
-        f"  directory: {_scalar(command.directory)}  # where the command begins, relative to this file",
+        f"  directory: {scalar(command.directory)}  # where the command begins, relative to this file",
         f"  log: {command.framework}"
         if command.steps_per_line == 1
         else f"  log: {_flow({'format': command.framework, 'steps_per_line': command.steps_per_line})}",
@@ -170,10 +170,10 @@ def _slurm(command: LaunchCommand) -> list[str]:
         return []
     lines = ["  launch: slurm  # each trial is one job"]
     lines += [f"  tasks: {tasks}  # {_TASKS[tasks]}"] if tasks in _TASKS else []
-    lines += [f"  sbatch: {_scalar(options.sbatch)}"] if options.sbatch else []
-    lines += [f"  srun: {_scalar(options.srun)}"] if options.srun else []
+    lines += [f"  sbatch: {scalar(options.sbatch)}"] if options.sbatch else []
+    lines += [f"  srun: {scalar(options.srun)}"] if options.srun else []
     if options.time_limit:
-        lines.append(f"  time_limit: {_scalar(options.time_limit)}  # the script's; shorter jobs wait less")
+        lines.append(f"  time_limit: {scalar(options.time_limit)}  # the script's; shorter jobs wait less")
     return lines
 
 
@@ -196,17 +196,17 @@ def _wrap_words(words: Sequence[str]) -> list[str]:
 
 
 def _flow(mapping: Mapping[str, Any]) -> str:
-    return "{" + ", ".join(f"{_scalar(key)}: {_scalar(value)}" for key, value in mapping.items()) + "}"
+    return "{" + ", ".join(f"{scalar(key)}: {scalar(value)}" for key, value in mapping.items()) + "}"
 
 
-def _scalar(value: Any) -> str:
+def scalar(value: Any) -> str:
     """Return a value as YAML, unquoted only if it is certain to be read back as the same value."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):
         return str(value)
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_scalar, value))}]"
+        return f"[{', '.join(map(scalar, value))}]"
     text = str(value)
     if _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXT:
         return text

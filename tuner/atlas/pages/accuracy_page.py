@@ -44,7 +44,7 @@ def accuracy_page(found: Accuracy, job: AtlasJob) -> str:
     told = (
         "Each source's runs were predicted by profiles fitted without their publisher. The error is the median of "
         "|predicted / measured - 1| over its runs; a negative signed error means longer steps than predicted. "
-        f"Measured by `{found.made_with}`.",
+        f"Measured by {found.made_with}",
     )
     return page(
         "Accuracy by source",

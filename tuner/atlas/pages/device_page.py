@@ -54,8 +54,10 @@ def _figures(device: Device) -> Html:
         ("memory", f"{device.memory_bytes / 2**30:.1f} GiB", "memory_gib"),
         ("memory bandwidth", f"{device.memory_bandwidth_bytes_per_s / 1e9:,.0f} GB/s", "memory_bandwidth_gb_per_s"),
     ]
-    for name, link in (("link in a host", device.scale_up), ("link between hosts", device.scale_out)):
-        told.append((name, f"{link.bandwidth_bytes_per_s / 1e9:,.4g} GB/s, {link.kind}", ""))
+    links = ("link in a host", "scale_up", device.scale_up), ("link between hosts", "scale_out", device.scale_out)
+    for name, field, link in links:
+        value = f"{link.bandwidth_bytes_per_s / 1e9:,.4g} GB/s, {link.kind}"
+        told.append((name, value, f"{field}.bandwidth_gb_per_s"))
     sources = dict(device.sources)
-    rows: list[list[Content]] = [[name, value, sources.get(field, "")] for name, value, field in told]
+    rows: list[list[Content]] = [[name, value, sources[field]] for name, value, field in told]
     return table(["", "", "source"], rows)

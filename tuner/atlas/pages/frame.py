@@ -72,12 +72,12 @@ def device_path(device: str) -> str:
 
 def anchor(place: Place) -> str:
     """Return the name of a place on its model's page, which permalinks end with."""
-    return f"{place.cluster}-{place.devices}"
+    return f"{file_name(place.cluster)}-{place.devices}"
 
 
 def file_name(name: str) -> str:
-    """Return a name with nothing but letters, digits, dots and dashes."""
-    return "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in name)
+    """Return a name with nothing but letters, digits, dots, dashes and underscores."""
+    return "".join(letter if letter.isalnum() or letter in ".-_" else "-" for letter in name)
 
 
 def linked(words: Content, path: str) -> Html:

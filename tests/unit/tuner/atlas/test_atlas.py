@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pytest
 from costmodels.job.model_catalog import model_names
 from docs.site.json_keys import JSON_KEYS
 from hardware.cluster_file import cluster_names
+from hardware.io.config_file import parse_yaml
 from tuner.atlas.accuracy import read_accuracy
 from tuner.atlas.answers import LIKELY, NUM_LAYOUTS, answer, with_recommended_first
 from tuner.atlas.measured_points import measured_by_model
+from tuner.atlas.pages.device_page import device_page
+from tuner.atlas.pages.frame import anchor
 from tuner.atlas.places import AtlasJob, named_clusters, named_models, places
 from tuner.atlas.site import write_site
 from tuner.study_file.config import load_study
@@ -52,6 +56,30 @@ def test_every_place_has_a_study_that_loads(tmp_path):
         path.write_text(place.study_text(JOB), encoding="utf-8")
 
         assert load_study(path).problem.cluster.num_devices == place.devices
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster"),
+    [("our 12b", "our, {pod}"), ("null", "true"), ("1e3", "012"), ("-x", "#"), ("_: y", "\u00fcs")],
+)
+def test_a_study_names_ones_own_entries_whatever_they_are_called(model, cluster):
+    """Names that YAML reads as something else are quoted, and a study has a name that studies may have."""
+    place = replace(place_of("llama3-8b", "dgx-h100", 8), model=model, cluster=cluster)
+
+    read = parse_yaml(place.study_text(JOB))
+
+    assert (read["model"], read["cluster"]["name"]) == (model, cluster)
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", read["name"])
+    assert re.fullmatch(r"[\w.-]+", anchor(place))
+
+
+def test_every_figure_of_a_device_has_its_source():
+    """Peaks, memory and both links say where they are from."""
+    rows = re.findall(r"<tr><td.*?</tr>", device_page("H100-SXM-80", [], JOB))
+
+    assert len(rows) == 7
+    assert "<td>450 GB/s, nvlink4</td>" in "".join(rows)
+    assert not any(row.endswith("<td></td></tr>") for row in rows)
 
 
 def test_clusters_are_all_of_the_catalog_but_those_to_rehearse_on():
