@@ -46,6 +46,17 @@ def test_cells_show_the_ranking_and_the_parts_of_the_best(tmp_path, monkeypatch,
     assert f"{scope['told']['breakdown_s']['compute'] / rows[0]['step_time_s']:.1%}" in parts.html
 
 
+def test_a_model_that_fits_nowhere_is_told_in_a_sentence(tmp_path, monkeypatch):
+    """Without a layout the notebook says what to do, and a study file that was there stays as it was."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.yaml").write_text("mine", encoding="utf-8")
+
+    with pytest.raises(SystemExit, match="No layout fits: take more hosts"):
+        run_cells((('"llama3-8b"', '"llama3-405b"'), ('"hosts": 8', '"hosts": 1')))
+
+    assert (tmp_path / "study.yaml").read_text(encoding="utf-8") == "mine"
+
+
 def test_the_notebook_holds_no_results():
     """Outputs of an earlier run would go stale."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
