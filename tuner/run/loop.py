@@ -297,9 +297,10 @@ class Loop:
                 for number, observation in ended:
                     ledger.record(number, observation)
                 self.budgets.end_early(running, self.elapsed_s())
+                # what is recorded is told, too: a later run tells it no more
+                records = ledger.trials.records_of(number for number, _ in ended)
+                self.reporter.tell(self.elapsed_s(), ended=records, queued=running.queued)
             self.plans.look(has_ended=bool(ended), runs=bool(running.pending))
-            records = ledger.trials.records_of(number for number, _ in ended)
-            self.reporter.tell(self.elapsed_s(), ended=records, queued=running.queued)
 
     def _go_on_with(self, prepared: Prepared, running: Executor) -> None:
         """Go on with the candidates of all plans."""

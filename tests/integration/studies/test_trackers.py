@@ -1,6 +1,7 @@
 """Trackers of experiments that a run tells of its trials, each with the real library and files on this machine."""
 
 import json
+import signal
 import sys
 import time
 
@@ -11,8 +12,10 @@ from hardware.io.errors import ConfigError
 from tests.support.studies.command_line import write_replay
 from tests.support.studies.in_process_executor import InProcessExecutor
 from tuner import load_study, run_study
+from tuner.run.ledger import Ledger
 from tuner.run.trackers import following
 from tuner.run.trackers.contract import AbstractTracker
+from tuner.search.stopping import StopReason
 
 NUM_TRIALS = 11
 """Configurations of the measured rows."""
@@ -176,6 +179,36 @@ def test_a_file_in_the_place_of_a_tracker_is_kept(run, tmp_path, monkeypatch, na
         run(name)
 
     assert (tmp_path / file).read_text(encoding="utf-8") == "mine\n" * 1000
+
+
+class Listing(AbstractTracker):
+    """Tracker that lists the numbers of trials."""
+
+    def __init__(self):
+        self.told = []
+
+    def log(self, trial):
+        """Keep the number."""
+        self.told.append(trial.number)
+
+
+def test_a_trial_that_is_recorded_amid_an_interrupt_is_told(run, monkeypatch):
+    """Trackers have every trial that the storage has, although an interrupt came while one was recorded."""
+    listing, record = Listing(), Ledger.record
+    monkeypatch.setitem(following.TRACKERS, "mlflow", lambda _: listing)
+
+    def interrupted(ledger, number, observation):
+        record(ledger, number, observation)
+        if number == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Ledger, "record", interrupted)
+
+    result, _ = run("mlflow")
+
+    assert result.stop_reason is StopReason.INTERRUPTED
+    assert 2 in listing.told
+    assert listing.told == [trial.number for trial in result.records if trial.status is not None]
 
 
 class Failing(AbstractTracker):
