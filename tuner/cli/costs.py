@@ -26,16 +26,17 @@ _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 def parse_tokens(text: str) -> float:
     """Parse a number of tokens such as 1e12, 300B or 15T."""
+    from tuner.study_file.cost_keys import MOST_TOKENS
+
     suffix = text[-1:].upper()
     digits, scale = (text[:-1], _SUFFIXES[suffix]) if suffix in _SUFFIXES else (text, 1.0)
     try:
         count = scale * float(digits)
     except ValueError:
         count = math.nan
-    if not (math.isfinite(count) and count >= 1):
-        raise ConfigError(
-            "must be a number of tokens", key="--tokens", value=text, nearest="for example 1e12, 300B or 15T"
-        )
+    if not 1 <= count <= MOST_TOKENS:  # as NaN is not
+        rule = f"must be a number of tokens from 1 to {MOST_TOKENS:g}"
+        raise ConfigError(rule, key="--tokens", value=text, nearest="for example 1e12, 300B or 15T")
     return count
 
 

@@ -100,7 +100,9 @@ def with_options(table: Mapping[str, tuple[str, str]], *, hidden: bool = False) 
 def whole_number(option: str, text: str, least: int) -> int:
     """Parse the whole number that an option holds; typer's own message would not show the value."""
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) >= least):
-        raise ConfigError(f"must be a whole number of at least {least}", key=option, value=text)
+        is_long = text.isdigit() and len(text) >= 20
+        rule = "has more than 19 digits" if is_long else f"must be a whole number of at least {least}"
+        raise ConfigError(rule, key=option, value=text)
     return int(text)
 
 

@@ -13,6 +13,8 @@ from hardware.price_file import HIGHEST_PRICE, LOWEST_PRICE, Prices, read_prices
 
 MAX_DAYS, MAX_COST = "max_days", "max_cost"
 """Names of limits."""
+MOST_TOKENS = 1e18
+"""Most tokens of a training: ten thousand times those of the largest that are known."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -44,7 +46,7 @@ class CostKeys(DocumentedModel):
 class Limits(DocumentedModel):
     """`limits:` of the whole training; None stands for no limit."""
 
-    tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    tokens: Annotated[float, Field(ge=1, le=MOST_TOKENS)] | None = None
     """Number of tokens of the whole training, to which the other limits belong.
 
     Default: none; `--tokens` gives it

@@ -104,6 +104,9 @@ watch STUDY --hosts-from FOLDER/events.csv --config tp=4 -> --config | cannot ru
 watch STUDY --hosts-from FOLDER/events.csv --state FOLDER/events.csv -> --state | is no state of a watch
 watch STUDY --hosts-from FOLDER/events.csv --state no/such/state.json -> --state = 'no/such/state.json'
 rank STUDY --top 0 -> --top = '0' | at least 1
+rank STUDY --top 99999999999999999999 -> --top = '99999999999999999999' | has more than 19 digits
+estimate STUDY --tokens 1e99 -> --tokens = '1e99' | from 1 to 1e+18
+estimate STUDY --tokens nan -> --tokens = 'nan' | must be a number of tokens
 rank STUDY --tpo 3 -> --tpo | --top
 rank STUDY another -> another
 space -> STUDY | `meshtune space --help`
