@@ -57,7 +57,7 @@ class WandbTracker(AbstractTracker):
 
 def _has_account(wandb: Any) -> bool:
     """Return whether the library knows an account, without asking for one."""
-    if "prompt" not in signature(wandb.login).parameters:  # versions before 0.31 ask in any case
+    if "prompt" not in signature(wandb.login).parameters:  # older versions ask in any case
         return bool(wandb.api.api_key)
     wandb.setup(wandb.Settings(silent=True))
     return bool(wandb.login(prompt=False, verify=False))
