@@ -21,7 +21,7 @@ def test_runs_count_in_each_kind_of_their_model(capsys):
     assert {row["model"] for row in rows} >= {"deepseek-v3"}
     for kind, figures in result["by_kind"].items():
         assert figures["predicted"] == sum(kind in row["kinds"] for row in rows)
-    assert errors[0] <= overall["median_ape"] <= errors[-1] < 0.5
+    assert errors[0] <= overall["median_ape"] <= errors[-1] < 0.6
     assert all(row["low_s"] < row["predicted_s"] < row["high_s"] for row in rows)
 
 
