@@ -139,7 +139,7 @@ def test_the_closed_form_prices_uneven_work_as_the_simulator_runs_it(config):
 
 def test_unequal_shares_go_to_the_replica_they_name():
     """The A100's replica with fewer micro-batches ends sooner than with an equal share, the H100's later."""
-    job, config = job_of(batch=128), ParallelConfig(tp=8, dp=2)
+    job, config = job_of(batch=512), ParallelConfig(tp=8, dp=2, mbs=4)
     shares = [replace(config, assignment=Assignment(micro_batches=(few, 128 - few))) for few in (32, 40, 64, 96)]
     found = step_s(job, MIXED, *shares)
 

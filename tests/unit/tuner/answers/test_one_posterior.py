@@ -9,11 +9,12 @@ from tuner.study_file.config import load_study
 
 PROGRAM = """
 import sys
-pp, tp, dp, cp, mbs = map(int, sys.argv[1:])
+pp, tp, dp, cp, up, vpp, mbs = map(int, sys.argv[1:])
 if 260 / (tp * pp) + 4 * mbs / tp + 10 > 76:
     sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
 memory_gib = 260 / (tp * pp) + 4 * mbs / tp + 10
 step_ms = 9000 * (1 + 0.05 * (pp - 1)) * (1 + 0.02 * (tp - 1) + 0.1 * (cp - 1)) * (1.1 if mbs == 1 else 1 + mbs / 1000)
+step_ms *= 1 + (up + vpp) / 10000  # no two layouts take equally long
 for step in range(1, 6):
     print(f"step {step} took {step_ms + step} ms, {memory_gib} GiB", flush=True)
 """
@@ -27,7 +28,7 @@ current: {{pp: 4, tp: 4, dp: 1, mbs: 1}}
 search: {{max_trials: 40, seed: 0, rehearse: "off"}}
 trial:
   backend: command
-  command: [{python}, train.py, "{{pp}}", "{{tp}}", "{{dp}}", "{{cp}}", "{{mbs}}"]
+  command: [{python}, train.py, "{{pp}}", "{{tp}}", "{{dp}}", "{{cp}}", "{{up}}", "{{vpp}}", "{{mbs}}"]
   launch: once
   log: {{pattern: ["step (?P<iteration>\\\\d+) took (?P<step_ms>[\\\\d.]+) ms, (?P<memory_gib>[\\\\d.]+) GiB"]}}
   warmup_steps: 1

@@ -341,8 +341,8 @@ def planned_report(folder, *, planner, space, num_trials=1):
 def test_the_plan_of_the_best_is_told(tmp_path):
     """Between pipeline and memory: its collectives, where it differs, its pins, and whether anything runs it."""
     pin = "{op: '*.core', dim: heads, axis: up}"
-    space = "{pp: [1], tp: [1], cp: [1], up: [2], mbs: [1]}"
-    data, told = planned_report(tmp_path, planner=f"{{name: descent, pins: [{pin}]}}", space=space, num_trials=2)
+    space = "{pp: [1], tp: [1], cp: [1], up: [2], mbs: [2]}"
+    data, told = planned_report(tmp_path, planner=f"{{name: descent, pins: [{pin}]}}", space=space)
     (plan,) = data.problem.layer_plans.values()
 
     assert data.best_config.plan == "descent"
