@@ -164,7 +164,7 @@ ROOMS: dict[str, set[str]] = {
         ),
         *("tuner.answers", "tuner.calibrate", "tuner.run", "tuner.subject"),
     },
-    "tuner.atlas": {"tuner.study_file", "tuner.forecast", "tuner.economics", "tuner.report"},
+    "tuner.atlas": {"tuner.study_file", "tuner.forecast", "tuner.economics", "tuner.answers", "tuner.report"},
     "tuner.dashboard": {
         "tuner.forecast",
         "tuner.economics",

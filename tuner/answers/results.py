@@ -52,7 +52,7 @@ class CostModelFigures(TypedDict):
 
 
 class Prediction(CostModelFigures):
-    """What `predict` returns, and `meshtune predict --json` prints."""
+    """Prediction of `predict` and of `meshtune predict --json`."""
 
     breakdown_s: dict[str, float]
     memory_bytes: dict[str, float]

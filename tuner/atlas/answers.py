@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -18,8 +19,9 @@ from costmodels.step.error_models import memory_error_of
 from costmodels.surrogates.uncertainty import WIDE, likely_range, memory_half_width
 from hardware.arrays import FloatArray, IntArray
 from hardware.io.errors import ConfigError
+from tuner.answers.basis import Basis
+from tuner.answers.rank_rows import rank_rows
 from tuner.atlas.places import AtlasJob, Place
-from tuner.forecast.candidates import speed_of
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.ranked import predicted_ranking
 from tuner.forecast.sizes import explain_none
@@ -47,7 +49,7 @@ class Layout:
         peak_memory_bytes: Predicted peak memory of the fullest device [bytes].
         peak_memory_range_bytes: 95% interval of it [bytes].
         fit_probability: Probability that it fits, given the errors of predicted memory.
-        parts: Share of each exposed part of the step, the largest first.
+        shares: Share of the step that each of its bounds takes, the largest first (tuner/forecast/bounds.py).
     """
 
     values: Mapping[str, Value]
@@ -58,7 +60,7 @@ class Layout:
     peak_memory_bytes: int
     peak_memory_range_bytes: tuple[float, float]
     fit_probability: float
-    parts: Mapping[str, float]
+    shares: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,55 +103,53 @@ def _answer(place: Place, study: str, prepared: Prepared) -> Answer:
     if not len(space.grid):
         return Answer(place=place, study=study, reason=explain_none(space))
     ranked = predicted_ranking(prepared)
-    fitting = ranked.order[: int(ranked.fits.sum())]
-    if not len(fitting):
+    num_fitting = int(ranked.fits.sum())
+    if not num_fitting:
         return Answer(place=place, study=study, reason=explain_none(space))
-    chances = space.memory.probability_of_fit(problem.options.memory_headroom, memory_error_of(problem.setting.runtime))
-    at = with_recommended_first(fitting, chances[fitting])[:NUM_LAYOUTS]
-    grid, memory = space.grid.take(at), space.memory.take(at)
-    estimate, uncertainty = problem.subject.forecast(grid, memory).estimate, problem.subject.uncertainty(grid, memory)
-    assert uncertainty is not None, "studies of the atlas have a model"
-    memory_error = memory_half_width(problem.setting.runtime, WIDE)
-    layouts = []
-    for row, position in enumerate(at.tolist()):
-        step_time_s, predicted_s = float(ranked.step_time_s[position]), float(estimate.step_time_s[row])
-        parts = {name: float(seconds[row]) / predicted_s for name, seconds in estimate.breakdown_s.items()}
-        low_s, high_s = likely_range(step_time_s, float(uncertainty.log_error_95[row]))
-        speed = speed_of(problem, step_time_s)
-        layouts.append(
-            Layout(
-                values=grid.values(row),
-                step_time_s=step_time_s,
-                step_time_range_s=(low_s, high_s),
-                mfu=speed["mfu"],
-                tokens_per_s_per_device=speed["tokens_per_s_per_device"],
-                peak_memory_bytes=int(memory.peak_bytes[row]),
-                peak_memory_range_bytes=likely_range(float(memory.peak_bytes[row]), memory_error),
-                fit_probability=float(chances[position]),
-                parts=dict(sorted(((name, part) for name, part in parts.items() if part), key=lambda each: -each[1])),
-            )
-        )
+    runtime, memory = problem.setting.runtime, space.memory
+    chances = memory.probability_of_fit(problem.options.memory_headroom, memory_error_of(runtime))
+    at = recommended_first(chances[ranked.order[:num_fitting]])[:NUM_LAYOUTS]
+    memory_error = memory_half_width(runtime, WIDE)
+    untaught = Basis(place="", name=prepared.request.name)
     return Answer(
         place=place,
         study=study,
-        layouts=tuple(layouts),
-        num_candidates=int(ranked.fits.sum()),
+        layouts=tuple(
+            _layout(space.grid.dimensions, row, memory_error)
+            for row in rank_rows(prepared, untaught, ranked, at.tolist())
+        ),
+        num_candidates=num_fitting,
         capacity_bytes=int(memory.capacity_bytes[0]),
     )
 
 
-def with_recommended_first(order: IntArray, chances: FloatArray) -> IntArray:
-    """Return candidates with the recommended one before all others, which keep their order.
+def _layout(dimensions: Sequence[str], row: Mapping[str, Any], memory_error: float) -> Layout:
+    """Return a row of a ranking as a layout, with the 95% interval of its peak by the error of its logarithm."""
+    low_s, high_s = row["step_time_range_s"]
+    return Layout(
+        values={name: row[name] for name in dimensions},
+        step_time_s=row["step_time_s"],
+        step_time_range_s=(low_s, high_s),
+        mfu=row["mfu"],
+        tokens_per_s_per_device=row["tokens_per_s_per_device"],
+        peak_memory_bytes=row["peak_memory_bytes"],
+        peak_memory_range_bytes=likely_range(row["peak_memory_bytes"], memory_error),
+        fit_probability=row["fit_probability"],
+        shares=row["shares"],
+    )
+
+
+def recommended_first(chances: FloatArray) -> IntArray:
+    """Return the places of a ranking with the recommended one before all others, which keep their order [n].
 
     It is the fastest of those that fit with a probability of LIKELY, or else the likeliest of all.
 
     Args:
-        order: Positions of the candidates, the fastest first [n].
-        chances: Probability that each of them fits, in this order [n].
+        chances: Probability that each candidate fits, the fastest first [n].
     """
     likely = np.flatnonzero(chances >= LIKELY)
     first = int(likely[0]) if len(likely) else int(np.argmax(chances))
-    return np.concatenate([order[first : first + 1], np.delete(order, first)])
+    return np.concatenate([[first], np.delete(np.arange(len(chances)), first)])
 
 
 def answer_all(

@@ -1,4 +1,4 @@
-"""Places of the atlas: which models on which sizes of which clusters it answers, and the study file of each."""
+"""Places of the atlas: models on sizes of clusters, each with its study file."""
 
 from __future__ import annotations
 
@@ -105,8 +105,7 @@ def places(models: Sequence[str], clusters: Sequence[str], sizes: Sequence[int])
     for model in models:
         for kind in kinds:
             device = kind.devices[0]
-            in_domain = hosts_per_domain(device)
-            per_host = kind.devices_per_host // in_domain
+            per_host = devices_of_host(kind.name)
             for devices in sizes:
                 hosts, rest = divmod(devices, per_host)
                 if hosts and not rest:
@@ -117,10 +116,16 @@ def places(models: Sequence[str], clusters: Sequence[str], sizes: Sequence[int])
                         devices=devices,
                         devices_per_host=per_host,
                         # batches and layers divide by powers of two, and not by the 18 hosts of a rack
-                        hosts_per_domain=1 << (in_domain.bit_length() - 1),
+                        hosts_per_domain=1 << (hosts_per_domain(device).bit_length() - 1),
                         runtime=runtime_of(device),
                         precision=precision_of(device),
                     )
+
+
+def devices_of_host(cluster: str) -> int:
+    """Return the number of devices of a host; a rack that is one domain has several hosts."""
+    kind = find_cluster(cluster)
+    return kind.devices_per_host // hosts_per_domain(kind.devices[0])
 
 
 def named_models(text: str | None) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Sentences of the atlas: what bounds a step, how layouts differ, how long a training takes."""
+"""Sentences of the atlas on steps, differences between layouts, and whole trainings."""
 
 from __future__ import annotations
 
@@ -12,29 +12,13 @@ from tuner.atlas.answers import Answer, Layout
 from tuner.atlas.places import AtlasJob, Place
 from tuner.report.words import format_value
 
-PARTS = {
-    "compute": "computation",
-    "tp": "tensor parallel traffic",
-    "cp": "context parallel traffic",
-    "up": "Ulysses traffic",
-    "ep": "expert traffic",
-    "dp": "data parallel traffic",
-    "pp": "pipeline traffic",
-    "host": "waiting for hosts",
-    "bubble": "the pipeline's bubble",
-    "imbalance": "uneven stages and experts",
-    "optimizer": "the optimizer",
-    "overhead": "overhead",
-}
-"""Exposed parts of a step, by the names of BREAKDOWN (costmodels/step/breakdown.py)."""
 LEAST_SHARE = 0.02
 """Least share of a step that a sentence names."""
 
 
 def bound_in_words(layout: Layout) -> str:
-    """Return what a step is made of, such as `81% computation, 12% the pipeline's bubble`."""
-    told = [(name, share) for name, share in layout.parts.items() if share >= LEAST_SHARE]
-    return ", ".join(f"{share:.0%} {PARTS[name]}" for name, share in told)
+    """Return what a step is made of, such as `81% compute, 12% bubble`."""
+    return ", ".join(f"{share:.0%} {bound}" for bound, share in layout.shares.items() if share >= LEAST_SHARE)
 
 
 def next_in_words(answer: Answer) -> str:

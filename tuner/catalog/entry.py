@@ -38,7 +38,7 @@ class Entry:
 
     @property
     def origin_in_words(self) -> str:
-        """Whose entry it is; empty for those that Meshtune ships."""
+        """Owner of the entry; empty for those that Meshtune ships."""
         if self.file.origin == SHIPPED:
             return ""
         return f"{self.file.origin}, in place of Meshtune's" if self.shadows else self.file.origin

@@ -42,7 +42,7 @@ def atlas(
     from hardware.price_file import read_prices
     from tuner.atlas.answers import answer_all
     from tuner.atlas.measured_points import measured_by_model
-    from tuner.atlas.places import AtlasJob, named_clusters, named_models, places
+    from tuner.atlas.places import AtlasJob, devices_of_host, named_clusters, named_models, places
     from tuner.atlas.site import FIRST_PAGE, check_folder, render_site, write_site
     from tuner.terminal.progress import SizesLine
 
@@ -53,9 +53,12 @@ def atlas(
         tokens=parse_tokens(tokens),
     )
     names, sizes = named_models(models), parse_devices(devices)
-    asked = list(places(names, named_clusters(clusters), sizes))
+    chosen = named_clusters(clusters)
+    asked = list(places(names, chosen, sizes))
     if not asked:
-        raise ConfigError("are the sizes of none of the clusters", key="--devices", value=devices)
+        hosts = sorted({devices_of_host(name) for name in chosen})
+        rule, nearest = "are whole hosts of none of the clusters", f"hosts have {', '.join(map(str, hosts))} devices"
+        raise ConfigError(rule, key="--devices", value=devices, nearest=nearest)
     found_prices = None if prices is None else read_prices(prices)
     points = measured_by_model(measured or [], names)
     count = os.cpu_count() or 1 if processes is None else whole_number("--processes", processes, 1)

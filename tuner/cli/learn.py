@@ -144,7 +144,7 @@ def _print_learned(done: Learned) -> None:
 
 
 def _print_left_out(done: Learned) -> None:
-    """Print on stderr what logs do not state, and what was not understood."""
+    """Print on stderr the gaps of logs, and the lines that were not understood."""
     gathered = done.gathered
     unsure = [f"{file}: {one}" for file, told in gathered.unsure.items() for one in told]
     refused = [f"{one.file}: {one.reason}" for one in gathered.refused]

@@ -186,11 +186,11 @@ def taught_study(request: StudyRequest) -> tuple[Prepared, Basis]:
 
 
 def tell_basis(basis: Basis, untaught: str = "", *, err: bool = False) -> None:
-    """Print the line on what an answer rests on; on stderr where it rests on no trial, or stdout is for a program.
+    """Print the basis of an answer, on stderr if no trial is among it or stdout is for a program.
 
     Args:
-        basis: What it rests on.
-        untaught: Clause on what the trials say nothing of; empty if there is no such thing.
+        basis: Basis of the answer.
+        untaught: Clause on settings of which the trials say nothing; empty if there are none.
         err: Whether stdout holds what a program reads.
     """
     say(printable(basis.in_words_but(untaught)), err=err or basis.taught is None)

@@ -277,7 +277,7 @@ def _of_model(model: ModelSpec) -> Iterator[str]:
 
 
 def _of_config(config: ParallelConfig) -> Iterator[str]:
-    """Yield the remarks from which costmodels/calibration/measured_runs.py reads what has no column."""
+    """Yield the remarks that costmodels/calibration/measured_runs.py reads in place of columns."""
     splits_evenly = (config.dp * config.cp * config.up) % config.ep == 0
     if config.expert_tp or not splits_evenly:
         yield f"ETP={config.expert_tp or config.tp}"

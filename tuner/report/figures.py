@@ -63,6 +63,7 @@ CONFIDENCE = "#8A8F98"
 FORWARD = _TOL_MUTED["cyan"]
 BACKWARD = _TOL_MUTED["indigo"]
 WEIGHT_GRADIENTS = _TOL_MUTED["sand"]
+PLOTLY_FILE = Path(__file__).parent / "plotly_js" / "plotly-basic.min.js"
 INK = "#1B1E23"
 """Colour of marks and lines drawn with a white edge, so that they are visible on any colour."""
 _TEXT = "#7A808A"
@@ -137,9 +138,6 @@ for (const figure of document.querySelectorAll("script.figure")) {
 def plotly_script() -> Html:
     """Return the plotly library, to be inlined once per page: its traces of lines, points and bars (plotly_js)."""
     return Html(PLOTLY_FILE.read_text(encoding="utf-8"))
-
-
-PLOTLY_FILE = Path(__file__).parent / "plotly_js" / "plotly-basic.min.js"
 
 
 def drawing(figure: go.Figure, identity: str, *, height: int) -> Html:

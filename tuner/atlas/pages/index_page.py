@@ -74,7 +74,7 @@ def _list(names: Sequence[str], path: Any) -> Html:
 
 
 def data_script(answers: Sequence[Answer], job: AtlasJob, prices: Prices | None) -> str:
-    """Return the script that holds a row of every place: what is shown, what orders it, and where it leads."""
+    """Return the script that holds a row of every place: its cells, the values that order them, and its address."""
     rows = [_row(each, job, prices) for each in answers]
     return f"const PLACES = {json.dumps(rows, ensure_ascii=False, separators=(',', ':'))};\n"
 
