@@ -13,6 +13,8 @@ from tests.support.studies.command_line import write_replay
 from tests.support.studies.in_process_executor import InProcessExecutor
 from tuner import load_study, run_study
 from tuner.run.ledger import Ledger
+from tuner.run.next_trial import NextTrial
+from tuner.run.progress import Progress
 from tuner.run.trackers import following
 from tuner.run.trackers.contract import AbstractTracker
 from tuner.search.stopping import StopReason
@@ -234,6 +236,21 @@ def test_a_tracker_that_fails_is_told_once_and_ends_nothing(run, monkeypatch):
     assert notes == ["mlflow is told of no more trials: no route to host"]
     assert len(result.records) == NUM_TRIALS
     assert len(failing.told) == 2
+
+
+def test_what_is_told_beside_a_note_is_told_once(tmp_path, monkeypatch):
+    """A tracker's note comes with the progress that found it, whose trials and choices have been told already."""
+    monkeypatch.setitem(following.TRACKERS, "mlflow", lambda _: Failing())
+    monkeypatch.setattr(following._Followers, "notes", lambda _: iter(["mlflow is away"]))
+    request, seen = load_study(write_replay(tmp_path, search="{callbacks: [mlflow]}")), []
+    chosen = NextTrial(number=3, values={"tp": 2}, is_proxy=False, prospect=None)
+
+    with following.tracked(request, seen.append) as tell:
+        tell(Progress(done=2, running=1, budget=9, chosen=chosen))
+        first, second = seen
+
+    assert (first.note, first.chosen) == ("", chosen)
+    assert (second.note, second.chosen, second.ended, second.opening) == ("mlflow is away", None, (), None)
 
 
 class Slow(AbstractTracker):

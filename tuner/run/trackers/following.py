@@ -54,7 +54,7 @@ def tracked(request: StudyRequest, on_progress: OnProgress) -> Iterator[OnProgre
         for record in progress.ended:
             followers.put(Tracked.of(record, request.name))
         for note in followers.notes():
-            on_progress(replace(progress, note=note, ended=(), opening=None))
+            on_progress(replace(progress, note=note, ended=(), opening=None, chosen=None))
 
     try:
         yield tell
