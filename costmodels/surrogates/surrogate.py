@@ -458,6 +458,13 @@ class Surrogate:
             fitted=tuple(replace(one, hypothesis=one.hypothesis.take(rows)) for one in self.fitted),
         )
 
+    @property
+    def regular(self) -> Surrogate:
+        """Posterior as if no unmeasured candidate were an outlier: its draws are those of the regular component."""
+        return replace(
+            self, fitted=tuple(replace(one, hypothesis=replace(one.hypothesis, outliers=None)) for one in self.fitted)
+        )
+
     def without_trials(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return mean [m] and covariance [m, m] of candidates under the most probable hypothesis, had no trial run."""
         return self.fitted[int(np.argmax(self.probabilities))].without_trials(self.seen, at)
