@@ -17,6 +17,7 @@ Letters: n candidates, p proxies, M draws.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -233,10 +234,10 @@ class Posterior:
         limited = np.array(list(told.limits_s), dtype=np.int64)
         rows = np.unique(np.concatenate([told.measured, limited, at, np.arange(first_aside, len(self.predicted))]))
         taken = [None if each is None else each[:, rows] for each in beside]
-        of_rows = steps.take(rows)
+        of_rows, again = steps.take(rows), deepcopy(rng)
         both = [
-            surrogate.draw(num_draws, rng, beside=taken)[:, np.searchsorted(rows, at)].astype(np.float64)
-            for surrogate in (of_rows, of_rows.regular)
+            surrogate.draw(num_draws, source, beside=taken)[:, np.searchsorted(rows, at)].astype(np.float64)
+            for surrogate, source in ((of_rows, rng), (of_rows.regular, again))
         ]
         own = {position: row for row, position in enumerate(observations.measured.tolist())}
         for position in set(at.tolist()):

@@ -81,7 +81,7 @@ def chance_in_words(probability: float | None) -> str:
 def slower_in_words(probability: float | None) -> str:
     """Return the same as a clause to be put behind the range."""
     chance = chance_in_words(probability)
-    return chance and f" if it behaves like those measured, and a {chance} chance to be slower than that"
+    return chance and f" if it behaves like those measured; {chance} chance to be slower than that"
 
 
 BEYOND = "beyond"
