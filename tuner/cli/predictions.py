@@ -313,7 +313,8 @@ def rank(
 
     Beside each step time stand the range that holds it with a probability of 95%, the speed-up over the current
     configuration (without one, over the baseline or else the first), MFU, memory and the probability to fit, and what
-    takes most of the step: compute, memory traffic, network, host, bubble or overhead.
+    takes most of the step: compute, memory traffic, network, host, bubble or overhead. Once trials have ended, the
+    range is that of a configuration that behaves like those measured, and `beyond` the chance that it is slower.
 
     With --tokens, print which clusters and sizes train the model when and for how much, and which of them no other
     beats in both.
