@@ -221,6 +221,7 @@ def _tuned(group: Group, found: Sequence[tuple[Search, Found]]) -> dict[str, Any
 
 
 def _mean_figures(several: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Return the means of the figures that are there."""
     return {key: mean([figures[key] for figures in several]) for key in several[0]}
 
 

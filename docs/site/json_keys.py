@@ -49,7 +49,8 @@ _SOURCE = (
 )
 _REGULAR = " (once trials have taught, if the configuration behaves like those measured)"
 _SLOWER = (
-    "probability that the step is slower than `step_time_range_s`, which a slowdown that no trial has shown can make it"
+    "probability that the step is slower than `step_time_range_s` says, since something may slow it down that no trial "
+    "has shown"
 )
 _BASIS = {
     "taught_by_trials": "number of candidates whose trials the answer rests on; 0 for the cost model's predictions",

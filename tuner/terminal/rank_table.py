@@ -81,7 +81,7 @@ def print_ranking(
     tell_columns(layouts, columns, dropped)
     if any(row["source"] not in (LEARNED, "simulated", "predicted") for row in rows):
         say("* the step time of its own trials", err=True)
-    if BEYOND in columns:
+    if BEYOND in columns and BEYOND not in dropped:
         say(f"{BEYOND}: {BEYOND_IN_WORDS}", err=True)
     if current is not None:
         say("> the current configuration", err=True)
