@@ -281,7 +281,7 @@ def _with_chances(
         found[position] = replace(
             offer,
             seconds_range=(offer.seconds * ends[0], offer.seconds * ends[1]),
-            slower_probability=told and told.slower_probability,
+            slower_probability=None if told is None else told.slower_probability,
             cost_range=None if offer.cost is None else (offer.cost * ends[0], offer.cost * ends[1]),
             breaks=limits.broken_by(offer.days, offer.cost),
             chance_within=float(np.mean(_keeps(offer, limits, factor))),
