@@ -41,9 +41,6 @@ class SimulatedKeys(AbstractTrialKeys):
     seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
     """Wall time that each trial pretends to take [s], spread over its steps."""
 
-    proxy: ProxyOptions | None = None
-    """Smaller jobs that run in place of candidates before any runs at full size; see below."""
-
     def build_model(self, study: StudyParts) -> SimulatedBackend:
         """Build the simulated world of these keys."""
         setting, world = study.setting, self.model_dump(exclude={"backend", "time_limit", "proxy"})

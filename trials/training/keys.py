@@ -54,9 +54,6 @@ class AbstractTrainingKeys(AbstractTrialKeys):
     hang_limit_s: Annotated[float, Field(gt=0)] = 120.0
     """Silence of all ranks after which a trial counts as hanging [s]."""
 
-    proxy: ProxyOptions | None = None
-    """Smaller jobs that run in place of candidates before any runs at full size; see below."""
-
     @abstractmethod
     def check_processors(self, cluster: Cluster, nearest: str = PROCESSORS) -> None:
         """Check that trials can run sharding plans on the devices of a cluster.

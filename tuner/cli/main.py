@@ -107,8 +107,10 @@ def main() -> NoReturn:
     _hide_secrets()
     # called last of all: Python then puts the default back in place of handlers, long before the process has ended
     atexit.register(ignore_signals)
-    # with the default of 700 new objects, collections during imports take a tenth of the time of a quick command
-    gc.set_threshold(100_000)
+    # with the default of 700 new objects, collections during imports take a tenth of the time of a quick command, and
+    # another tenth goes to the collections in which an ending process looks at all objects once more
+    gc.set_threshold(500_000)
+    atexit.register(gc.freeze)
     try:
         with lossy_streams() as lost:
             status = _status_of_app()
