@@ -101,7 +101,8 @@ class StudyParts:
 class AbstractTrialKeys(DocumentedModel, ABC):
     """Keys of one backend in a study's `trial:` section.
 
-    A subclass declares the field `backend` with its name as a Literal, and its own keys. The docstring under a field is the field's text in the reference of study files.
+    A subclass declares the field `backend` with its name as a Literal, and its own keys. The docstring under a field is
+    the field's text in the reference of study files.
 
     Attributes:
         WITHOUT_MEANING: Names of keys that a resumed study may change, because its recorded trials stay comparable.

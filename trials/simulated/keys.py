@@ -10,7 +10,7 @@ from hardware.io.errors import ConfigError
 from trials.own_step import OwnStepPlans, World
 from trials.simulated.backend import Fidelity, SimulatedBackend
 from trials.simulated.own_step import OwnSimulatedBackend
-from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
+from trials.trial_keys import AbstractTrialKeys, StudyParts
 
 
 class SimulatedKeys(AbstractTrialKeys):

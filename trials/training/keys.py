@@ -13,7 +13,7 @@ from trials.own_step import OwnStepPlans
 from trials.training.backend import ClockChoice
 from trials.training.framework import Framework
 from trials.training.planned import OwnStepBackend
-from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
+from trials.trial_keys import AbstractTrialKeys, StudyParts
 
 PROCESSORS = "a cluster of processors, for example cluster: {name: cpu-host}"
 """What a study with other devices can have instead."""

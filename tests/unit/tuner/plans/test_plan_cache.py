@@ -12,7 +12,7 @@ from hardware.io.errors import ConfigError
 from tests.support.studies.planned_studies import NUM_SHAPES, planned_study_text
 from tuner.forecast import planned_candidates
 from tuner.forecast.planned_candidates import as_stored, grid_to_plan, plan_problem
-from tuner.plans.layer_plans import layer_tasks
+from tuner.plans.layer_tasks import layer_tasks
 from tuner.plans.plan_cache import OFF, SIZE_VARIABLE, VARIABLE, PlanCache, cache_folder, key_of, most_kept_bytes
 from tuner.study_file.config import load_study
 
