@@ -19,7 +19,7 @@ from hardware.io.plugins import load_plugin, plugins, refused
 from trials.simulated.keys import SimulatedKeys
 from trials.trial_keys import AbstractTrialKeys
 
-_SHIPPED = {
+SHIPPED = {
     "replay": ("replay", "ReplayKeys"),
     "simulated": ("simulated", "SimulatedKeys"),
     "torch": ("torch_training", "TorchKeys"),
@@ -31,7 +31,7 @@ _SHIPPED = {
 
 def shipped_keys(name: str) -> type[AbstractTrialKeys]:
     """Return the keys of a backend of Meshtune's own."""
-    folder, found = _SHIPPED[name]
+    folder, found = SHIPPED[name]
     keys: type[AbstractTrialKeys] = getattr(import_module(f"trials.{folder}.keys"), found)
     return keys
 
@@ -48,7 +48,7 @@ def _by_backend(value: Any, validate: Callable[[Any], AbstractTrialKeys]) -> Abs
         raise ConfigError("is required and missing", key="trial.backend")
     name = value["backend"]
     try:
-        return validate_mapping(shipped_keys(name) if name in (*_SHIPPED,) else _of_package(name), value)
+        return validate_mapping(shipped_keys(name) if name in (*SHIPPED,) else _of_package(name), value)
     except ConfigError as error:
         raise error.under("trial") from None
 
@@ -56,7 +56,7 @@ def _by_backend(value: Any, validate: Callable[[Any], AbstractTrialKeys]) -> Abs
 def _of_package(name: Any) -> type[AbstractTrialKeys]:
     known = plugins("backends")
     if name not in (*known,):
-        nearest = did_you_mean(str(name), (*_SHIPPED, *known))
+        nearest = did_you_mean(str(name), (*SHIPPED, *known))
         raise ConfigError("is no backend", key="backend", value=name, nearest=nearest)
     keys = load_plugin("backends", name)
     if not (isinstance(keys, type) and issubclass(keys, AbstractTrialKeys)):
@@ -69,7 +69,7 @@ class _SchemaOfAll:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, _: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        every = Union[tuple(map(shipped_keys, _SHIPPED))]  # type: ignore[valid-type] # noqa: UP007
+        every = Union[tuple(map(shipped_keys, SHIPPED))]  # type: ignore[valid-type] # noqa: UP007
         return handler(TypeAdapter(Annotated[every, Field(discriminator="backend")]).core_schema)
 
 
