@@ -48,14 +48,16 @@ def _by_backend(value: Any, validate: Callable[[Any], AbstractTrialKeys]) -> Abs
         raise ConfigError("is required and missing", key="trial.backend")
     name = value["backend"]
     try:
-        return validate_mapping(shipped_keys(name) if name in (*SHIPPED,) else _of_package(name), value)
+        is_shipped = isinstance(name, str) and name in SHIPPED
+        return validate_mapping(shipped_keys(name) if is_shipped else _package_keys(name), value)
     except ConfigError as error:
         raise error.under("trial") from None
 
 
-def _of_package(name: Any) -> type[AbstractTrialKeys]:
+def _package_keys(name: Any) -> type[AbstractTrialKeys]:
+    """Return the keys of an installed package's backend."""
     known = plugins("backends")
-    if name not in (*known,):
+    if not isinstance(name, str) or name not in known:
         nearest = did_you_mean(str(name), (*SHIPPED, *known))
         raise ConfigError("is no backend", key="backend", value=name, nearest=nearest)
     keys = load_plugin("backends", name)
@@ -69,8 +71,9 @@ class _SchemaOfAll:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, _: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        every = Union[tuple(map(shipped_keys, SHIPPED))]  # type: ignore[valid-type] # noqa: UP007
-        return handler(TypeAdapter(Annotated[every, Field(discriminator="backend")]).core_schema)
+        every: Any = Union[tuple(map(shipped_keys, SHIPPED))]  # noqa: UP007 # their number is not written here
+        of_all: TypeAdapter[Any] = TypeAdapter(Annotated[every, Field(discriminator="backend")])
+        return handler(of_all.core_schema)
 
 
 TrialKeys = Annotated[AbstractTrialKeys, _SchemaOfAll, WrapValidator(_by_backend), SerializeAsAny()]

@@ -67,7 +67,7 @@ def _inside(freedom: int | None, width: float) -> tuple[float, float]:
         return math.erf(width * math.sqrt(0.5)), math.sqrt(2 / math.pi) * math.exp(-(width**2) / 2)
     ratio = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
     density = math.exp(ratio - (freedom + 1) / 2 * math.log1p(width**2 / freedom)) / math.sqrt(freedom * math.pi)
-    return 2 * float(student_cdf(np.float64(width), freedom)) - 1, 2 * density
+    return 2 * float(student_cdf(np.array(width), freedom)) - 1, 2 * density
 
 
 def memory_half_width(runtime: RuntimeProfile, probability: float) -> float:
