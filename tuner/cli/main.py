@@ -110,7 +110,7 @@ def main() -> NoReturn:
     atexit.register(ignore_signals)
     # with the default of 700 new objects, collections during imports take a tenth of the time of a quick command, and
     # another tenth goes to the collections in which an ending process looks at all objects once more
-    gc.set_threshold(500_000)
+    gc.set_threshold(200_000)
     atexit.register(gc.freeze)
     try:
         with lossy_streams() as lost:
