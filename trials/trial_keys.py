@@ -8,8 +8,8 @@ knows which backends there are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -59,13 +59,13 @@ class SubjectParts:
     Attributes:
         setting: Job, cluster and runtime of the trials; None for a step of the user's own.
         measured: Measured runs that the trials replay, as `AbstractTrialKeys.measured_runs` returned them, or None.
-        flag_exporters: Exporters of the frameworks whose flags are known, by the framework's name.
+        flag_exporters: Function that returns the exporters of the frameworks whose flags are known, by their names.
         own_step: Plans of the user's own step, in place of a job of the catalog; None in all other studies.
     """
 
     setting: Setting | None = None
     measured: MeasuredGroup | None = None
-    flag_exporters: Mapping[str, FlagExporter] = field(default_factory=dict)
+    flag_exporters: Callable[[], Mapping[str, FlagExporter]] = dict
     own_step: OwnStepPlans | None = None
 
 
@@ -101,8 +101,8 @@ class StudyParts:
 class AbstractTrialKeys(DocumentedModel, ABC):
     """Keys of one backend in a study's `trial:` section.
 
-    A subclass declares the field `backend` with its name as a Literal, the field `proxy`, and its own keys. The
-    docstring under a field is the field's text in the reference of study files.
+    A subclass declares the field `backend` with its name as a Literal, and its own keys. The docstring under a field is
+    the field's text in the reference of study files.
 
     Attributes:
         WITHOUT_MEANING: Names of keys that a resumed study may change, because its recorded trials stay comparable.
@@ -122,6 +122,9 @@ class AbstractTrialKeys(DocumentedModel, ABC):
     """Time after which a trial is cut off; the steps that it measured are kept. As in Slurm, `30:00` is minutes and
     `1:30:00` is hours; `2-00:00:00` is days. A plain number is in seconds.
     """
+
+    proxy: ProxyOptions | None = None
+    """Smaller jobs that run in place of candidates before any runs at full size; see below."""
 
     def build(self, study: StudyParts) -> AbstractBackend:
         """Build the backend that runs the study's trials.

@@ -17,15 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
 
 from costmodels.job.parallel_config import ConfigGrid
 from costmodels.job.runtime import CONSTANTS, RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.operators.kernels import cached_kernel_s
-from costmodels.step.error_models import error_models, memory_error_of
+from costmodels.step.error_models import error_models, memory_error_of, student_cdf
 from costmodels.step.memory.peak import MemoryEstimate
 from costmodels.step.overheads import stalled_share
 from costmodels.step.placement import spanned_domains
@@ -43,6 +43,7 @@ IMPOSSIBLE = 1e-12
 """Chance of stalls below which they cannot be told from the predicted step time."""
 
 
+@cache
 def half_width(freedom: int | None, probability: float) -> float:
     """Return half the width of the central interval of this probability, in scales.
 
@@ -50,8 +51,23 @@ def half_width(freedom: int | None, probability: float) -> float:
         freedom: Degrees of freedom of Student's t distribution; None for a normal one.
         probability: Probability of the interval.
     """
-    upper = 0.5 + probability / 2
-    return float(ndtri(upper) if freedom is None else stdtrit(freedom, upper))
+    width = 0.0
+    while True:
+        # the probability inside is concave in the width, so Newton's method nears the root from 0 without passing it
+        inside, density = _inside(freedom, width)
+        step = (probability - inside) / density
+        if step <= 1e-14 * width:
+            return width
+        width += step
+
+
+def _inside(freedom: int | None, width: float) -> tuple[float, float]:
+    """Return the probability of the central interval of this half-width [scales], and its derivative."""
+    if freedom is None:
+        return math.erf(width * math.sqrt(0.5)), math.sqrt(2 / math.pi) * math.exp(-(width**2) / 2)
+    ratio = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
+    density = math.exp(ratio - (freedom + 1) / 2 * math.log1p(width**2 / freedom)) / math.sqrt(freedom * math.pi)
+    return 2 * float(student_cdf(np.array(width), freedom)) - 1, 2 * density
 
 
 def memory_half_width(runtime: RuntimeProfile, probability: float) -> float:

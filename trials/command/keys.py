@@ -235,7 +235,7 @@ class CommandKeys(AbstractTrialKeys):
                 nearest="launch: once, with a command that reaches all hosts",
             )
         base_dir = study.base_dir
-        exporter = _find_flags(self, study.subject.flag_exporters)
+        exporter = _find_flags(self, study.subject.flag_exporters())
         _check_sizes(self, exporter)
         logs = None if self.logs is None else (base_dir / self.logs).absolute()
         return CommandBackend(

@@ -12,7 +12,7 @@ asked for again, but if its node is gone there may never be room for it. The tri
 that is free, and the slot takes no other trial until its worker is back.
 
 Ray is imported when an executor is entered, not before (`local.py` says why). The actors are in
-`worker.py`.
+`worker.py` and `mailbox.py`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from hardware.io.errors import ConfigError
 from trials.backend import PROGRAM_SIGNALS, AbstractBackend, HostNeeds, Observation, Status, tail_of
 from trials.on_ray.cluster import first_line, join_cluster
 from trials.on_ray.local import import_ray, renew_keepers, start_local_ray, stop_local_ray
+from trials.on_ray.mailbox import Mailbox, News, Start
 from trials.on_ray.placement import in_words, machines_in_words, machines_of, no_room, reserve_hosts, room_for
-from trials.on_ray.worker import Mailbox, News, Slot, Start
+from trials.on_ray.worker import Slot
 from trials.ranks.contract import RanksLostError
 
 PLACEMENT_WAIT_S = 30.0

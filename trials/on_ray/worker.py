@@ -1,10 +1,4 @@
-"""Actors of the executor: a slot, which measures trials in a worker process, and the mailbox for news of them.
-
-Steps travel through a mailbox, an actor that needs no CPU. Workers put steps in without waiting, and the driver asks
-for them from time to time, so that steps outlive their worker. The mailbox has one thread and repeats no call, because
-only then does Ray keep the order of a worker's calls. It numbers the steps and keeps them until the driver has read
-them, so that an answer may be late or lost. Streaming generators would need no such process, but Ray's client has none.
-"""
+"""Slot of the executor: the actor that measures trials in a worker process."""
 
 from __future__ import annotations
 
@@ -12,60 +6,15 @@ import dataclasses
 import math
 import time
 import traceback
-from dataclasses import dataclass
 from typing import Any
 
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.proxy_job import Reduction
 from trials.backend import AbstractBackend, Observation, Status, tail_of
 from trials.on_ray.hosts import RayRanks
+from trials.on_ray.mailbox import Start, Step
 from trials.ranks.contract import AbstractRanks, RanksLostError
 from trials.ranks.processes import RankProcesses
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """News that a trial that waited in a queue has got its devices, with its number and attempt (from 0)."""
-
-    trial_number: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One measured step on its way to the driver, with its trial's number and attempt (from 0)."""
-
-    trial_number: int
-    attempt: int
-    step_time_s: float
-    measured_after_s: float
-
-
-News = Start | Step
-"""News of a running trial."""
-
-
-class Mailbox:
-    """Actor that holds measured steps and other news until the driver has read them."""
-
-    def __init__(self) -> None:
-        self.news: list[News] = []
-        self.num_dropped: int | None = None
-
-    def put(self, news: News) -> None:
-        """Store a step, or the start of a trial."""
-        self.news.append(news)
-
-    def read(self, num_read: int) -> tuple[int, list[News]]:
-        """Return the number of the first news that are still held, and all from there, in order of arrival.
-
-        The driver has the first `num_read` already; they may be dropped.
-        """
-        if self.num_dropped is None:  # the first call, or the first after this process was restarted
-            self.num_dropped = num_read
-        del self.news[: max(num_read - self.num_dropped, 0)]
-        self.num_dropped = max(num_read, self.num_dropped)
-        return self.num_dropped, self.news
 
 
 class Slot:

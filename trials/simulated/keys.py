@@ -10,7 +10,7 @@ from hardware.io.errors import ConfigError
 from trials.own_step import OwnStepPlans, World
 from trials.simulated.backend import Fidelity, SimulatedBackend
 from trials.simulated.own_step import OwnSimulatedBackend
-from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
+from trials.trial_keys import AbstractTrialKeys, StudyParts
 
 
 class SimulatedKeys(AbstractTrialKeys):
@@ -40,9 +40,6 @@ class SimulatedKeys(AbstractTrialKeys):
 
     seconds_per_trial: Annotated[float, Field(ge=0)] = 0.0
     """Wall time that each trial pretends to take [s], spread over its steps."""
-
-    proxy: ProxyOptions | None = None
-    """Smaller jobs that run in place of candidates before any runs at full size; see below."""
 
     def build_model(self, study: StudyParts) -> SimulatedBackend:
         """Build the simulated world of these keys."""

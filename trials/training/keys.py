@@ -13,7 +13,7 @@ from trials.own_step import OwnStepPlans
 from trials.training.backend import ClockChoice
 from trials.training.framework import Framework
 from trials.training.planned import OwnStepBackend
-from trials.trial_keys import AbstractTrialKeys, ProxyOptions, StudyParts
+from trials.trial_keys import AbstractTrialKeys, StudyParts
 
 PROCESSORS = "a cluster of processors, for example cluster: {name: cpu-host}"
 """What a study with other devices can have instead."""
@@ -53,9 +53,6 @@ class AbstractTrainingKeys(AbstractTrialKeys):
 
     hang_limit_s: Annotated[float, Field(gt=0)] = 120.0
     """Silence of all ranks after which a trial counts as hanging [s]."""
-
-    proxy: ProxyOptions | None = None
-    """Smaller jobs that run in place of candidates before any runs at full size; see below."""
 
     @abstractmethod
     def check_processors(self, cluster: Cluster, nearest: str = PROCESSORS) -> None:

@@ -9,6 +9,7 @@ SIGTERM, SIGHUP or SIGUSR1 and to be started again, 130 interrupted.
 from __future__ import annotations
 
 import atexit
+import copy
 import errno
 import gc
 import json
@@ -107,8 +108,10 @@ def main() -> NoReturn:
     _hide_secrets()
     # called last of all: Python then puts the default back in place of handlers, long before the process has ended
     atexit.register(ignore_signals)
-    # with the default of 700 new objects, collections during imports take a tenth of the time of a quick command
-    gc.set_threshold(100_000)
+    # with the default of 700 new objects, collections during imports take a tenth of the time of a quick command, and
+    # another tenth goes to the collections in which an ending process looks at all objects once more
+    gc.set_threshold(200_000)
+    atexit.register(gc.freeze)
     try:
         with lossy_streams() as lost:
             status = _status_of_app()
@@ -133,7 +136,7 @@ _STATUS_OF = {StorageLostError: STORAGE_LOST, TakenOverError: TAKEN_OVER}
 def _status_of_app() -> int:
     """Run the command line, explain what went wrong, and return the exit status."""
     try:
-        status: int = commands()(prog_name="meshtune", standalone_mode=False) or 0
+        status: int = commands(next(iter(sys.argv[1:]), None))(prog_name="meshtune", standalone_mode=False) or 0
     except ConfigError as error:
         _complain(str(error), error.listed)
         return next((status for kind, status in _STATUS_OF.items() if isinstance(error, kind)), USERS_MISTAKE)
@@ -155,9 +158,16 @@ def _status_of_app() -> int:
 
 
 @cache
-def commands() -> Any:
-    """Return the commands of `app`, made once by a program that calls `main` again and again."""
-    return get_command(app)
+def commands(name: str | None = None) -> Any:
+    """Return the commands of `app`, made once by a program that calls `main` again and again.
+
+    Args:
+        name: Command that is wanted, since to make all takes longer than to import typer; others make all.
+    """
+    wanted = copy.copy(app)
+    named = [one for one in app.registered_commands if one.callback is not None and one.callback.__name__ == name]
+    wanted.registered_commands = named or app.registered_commands
+    return get_command(wanted)
 
 
 _ARGUMENTS = "_MESHTUNE_ARGUMENTS"

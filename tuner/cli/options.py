@@ -154,11 +154,13 @@ def with_plans(
         ConfigError: The planner's pins cannot be satisfied.
     """
     from tuner.forecast.planned_candidates import planned_in_words, prepare, unused_pins
-    from tuner.terminal.progress import PlanningLine
 
     planning = request.problem.planning
     if planning.name == "megatron" or chosen is not None or (planning.is_auto and not runs):
         return prepare(request, stored, chosen, runs=runs)
+
+    from tuner.terminal.progress import PlanningLine
+
     notes: list[str] = []
     with PlanningLine() as line:
         prepared = prepare(

@@ -31,10 +31,9 @@ from hardware.io.errors import ConfigError
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.stored_subject import as_first_stored, restore_subject
 from tuner.planners.engine.workers import AbstractBound, ProcessWorkers
-from tuner.planners.sharding.hand_made import layer_axes
-from tuner.planners.sharding.pins import taken_ways
+from tuner.planners.sharding.layer_axes import layer_axes
 from tuner.plans.layer_planning import AUTO_SHAPES, LayerPlanning, shape_text
-from tuner.plans.layer_plans import LayerTask, freeze, layer_tasks, plan_layer, sharing_key, summary_of
+from tuner.plans.layer_tasks import LayerTask, freeze, layer_tasks, sharing_key
 from tuner.plans.plan_cache import PlanCache, cache_folder, most_kept_bytes
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.meaning import first_difference
@@ -139,6 +138,8 @@ def _check_ways(problem: Problem) -> None:
     """
     if not any(pin.ways for pin in problem.planning.pins):
         return
+    from tuner.planners.sharding.pins import taken_ways  # noqa: PLC0415 # few studies have pins
+
     tasks = layer_tasks(problem.setting.job, problem.cluster, problem.space().grid, problem.planning)
     meshes = [layer_axes(task.config) or {} for task in tasks]
     for number, pin in enumerate(problem.planning.pins):
@@ -403,6 +404,8 @@ def _plan_several(tasks: Sequence[LayerTask], _: AbstractBound | None) -> list[_
 
 
 def _plan(task: LayerTask) -> _Found:
+    from tuner.plans.layer_plans import plan_layer, summary_of  # noqa: PLC0415 # it loads the planners
+
     planned = plan_layer(task)
     if planned is None:
         return _Found()

@@ -4,9 +4,15 @@ The files are only read: nothing is run or downloaded. To add a format, write on
 file and register it in `IMPORTERS`.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from tuner.imports.imported import Imported, LaunchCommand, Unread
 from tuner.imports.present import Present, present_of
-from tuner.imports.registry import IMPORTERS, WITH_FILE, Importer, find_importer
+
+if TYPE_CHECKING:  # loaded when first used, with all importers
+    from tuner.imports.registry import IMPORTERS, WITH_FILE, Importer, find_importer
 
 __all__ = [
     "IMPORTERS",
@@ -19,3 +25,11 @@ __all__ = [
     "find_importer",
     "present_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tuner.imports import registry  # noqa: PLC0415 # most commands read no file of a framework
+
+    return getattr(registry, name)

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from costmodels.job.layer_change import LayerChange
-from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.proxy_job import planned_layers
 from costmodels.job.training_job import TrainingJob
 from costmodels.sharding.block_figures import block_figures, ratios, runs_once
@@ -33,13 +32,13 @@ from costmodels.sharding.layouts import local_share
 from costmodels.sharding.micro_batches import repeat_micro_batches
 from costmodels.sharding.plan import NONE, Plan, PlanCost, cost_of, written_layout
 from costmodels.sharding.plan_totals import collective_lines, collectives_by_kind
-from costmodels.step.changed_layers import shape_keys
 from hardware.cluster import Cluster
 from hardware.collector import without_collector
 from hardware.device import GIB
 from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.axis_descent import descend
-from tuner.planners.sharding.hand_made import hand_made, layer_axes
+from tuner.planners.sharding.hand_made import hand_made
+from tuner.planners.sharding.layer_axes import layer_axes
 from tuner.planners.sharding.manumatic import PinnedSearch
 from tuner.planners.sharding.pins import Pin, Pinned, devices_of, match_pin, resolve_pins, taken_ways
 from tuner.planners.sharding.recursive import whole
@@ -47,31 +46,13 @@ from tuner.planners.sharding.sharding_terms import Charge, ShardingTerms, togeth
 from tuner.planners.sharding.table_forms import Forms, Row
 from tuner.planners.toast.search import ToastOptions, toast_plan
 from tuner.plans.layer_planning import LayerPlanning
+from tuner.plans.layer_tasks import LayerTask, freeze, sequences_of
 
 _FORMS = Forms()
 """Forms of the cost tables of all shapes."""
 
 TOO_MUCH_S = 1e6
 """Penalty for holding more of a parameter than the plan by hand does [s]: more than any step takes."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerTask:
-    """Shape of layers to plan.
-
-    Attributes:
-        job: Training job with the model.
-        cluster: Cluster on which the job runs.
-        config: One candidate of that shape.
-        num_micro_batches: Number of micro-batches of one step.
-        planning: Planner and pins.
-    """
-
-    job: TrainingJob
-    cluster: Cluster
-    config: ParallelConfig
-    num_micro_batches: int
-    planning: LayerPlanning
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -94,38 +75,6 @@ class PlannedLayer:
     cost: PlanCost
     change: LayerChange | None
     pins: tuple[tuple[Pin, int, int, int], ...]
-
-
-def layer_tasks(job: TrainingJob, cluster: Cluster, grid: ConfigGrid, planning: LayerPlanning) -> list[LayerTask]:
-    """Create a task for each shape among the candidates that has something to plan."""
-    at: dict[tuple[int, ...], list[int]] = {}
-    for position, key in enumerate(shape_keys(grid)):
-        at.setdefault(key, []).append(position)
-    # Candidates of one shape differ in their number of micro-batches; their median represents them.
-    micro_batches = job.global_batch_size // (grid.dp * grid.mbs)
-    found = []
-    for positions in at.values():
-        config = grid.config(positions[0])
-        axes = layer_axes(config)
-        # a layout that leaves hosts idle may have a shape that does not divide the cluster
-        if axes and cluster.num_devices % math.prod(axes.values()) == 0:
-            count = max(int(np.median(micro_batches[positions])), 1)
-            found.append(LayerTask(job=job, cluster=cluster, config=config, num_micro_batches=count, planning=planning))
-    return found
-
-
-def sharing_key(task: LayerTask) -> tuple[int, ...]:
-    """Return a key that is equal for tasks of one job that share their graph and cost tables.
-
-    They are planned fastest one after the other.
-    """
-    sizes = tuple((layer_axes(task.config) or {}).values())
-    return (task.num_micro_batches, _sequences_of(task), *sizes)
-
-
-def _sequences_of(task: LayerTask) -> int:
-    """Return the number of sequences in the micro-batches that the devices of the mesh work on together."""
-    return task.config.mbs * (layer_axes(task.config) or {}).get("dp", 1)
 
 
 @without_collector
@@ -159,7 +108,7 @@ def _layers_of(task: LayerTask) -> tuple[Graph, DeviceMesh]:
     axes = layer_axes(task.config)
     assert axes, "a planned shape has an axis"
     mesh = DeviceMesh(names=tuple(axes), sizes=tuple(axes.values()), cluster=task.cluster)
-    return _graph_of(task.job, _sequences_of(task), task.num_micro_batches), mesh
+    return _graph_of(task.job, sequences_of(task), task.num_micro_batches), mesh
 
 
 @lru_cache(maxsize=64)
@@ -368,11 +317,6 @@ def _change_of(task: LayerTask, plan: Plan, cost: PlanCost, by_hand: Plan, by_ha
         entry=own.entry_bytes / other.entry_bytes if other.entry_bytes else 1.0,
         blocks=own.blocks,
     )
-
-
-def freeze(value: Any) -> Any:
-    """Convert nested lists to nested tuples, as a LayerChange needs them."""
-    return tuple(map(freeze, value)) if isinstance(value, list | tuple) else value
 
 
 def summary_of(task: LayerTask, planned: PlannedLayer) -> dict[str, Any]:

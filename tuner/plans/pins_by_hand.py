@@ -16,7 +16,8 @@ from costmodels.job.setting import Setting
 from hardware.io.errors import ConfigError
 from tuner.planners.sharding.pins import Pin
 from tuner.plans.layer_planning import LayerPlanning
-from tuner.plans.layer_plans import layer_tasks, plan_layer
+from tuner.plans.layer_plans import plan_layer
+from tuner.plans.layer_tasks import layer_tasks
 
 
 def held_by_hand(setting: Setting, grid: ConfigGrid, pins: Sequence[Pin], *, is_all: bool) -> NDArray[np.bool_]:

@@ -34,7 +34,7 @@ from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
 from hardware.io.input_file import read_input
 from hardware.io.output_file import write_output
-from tuner.plans.layer_plans import LayerTask
+from tuner.plans.layer_tasks import LayerTask
 
 VARIABLE, OFF = "MESHTUNE_CACHE", "off"
 """Environment variable that names the folder, and its value for none."""

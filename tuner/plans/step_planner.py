@@ -33,7 +33,8 @@ class LayeredStepPlanner:
 
     def layers(self, job: TrainingJob, cluster: Cluster, config: ParallelConfig, *, is_by_hand: bool) -> Plan | None:
         """Return the plan of the layers of a candidate; see `trials/step_planner.py`."""
-        from tuner.plans.layer_plans import layer_tasks, plan_layer  # noqa: PLC0415 # see above
+        from tuner.plans.layer_plans import plan_layer  # noqa: PLC0415 # see above
+        from tuner.plans.layer_tasks import layer_tasks  # noqa: PLC0415 # see above
 
         grid = ConfigGrid.from_configs([config])
         tasks = layer_tasks(job, cluster, grid, LayerPlanning() if is_by_hand else self.planning)

@@ -22,9 +22,11 @@ from costmodels.sharding.graph import Graph
 from costmodels.sharding.micro_batches import repeat_micro_batches
 from costmodels.sharding.plan import NONE, Plan, violations
 from hardware.cluster import Cluster
-from tuner.planners.sharding.hand_made import EXPERT_AXIS, hand_made, layer_axes
+from tuner.planners.sharding.hand_made import EXPERT_AXIS, hand_made
+from tuner.planners.sharding.layer_axes import layer_axes
 from tuner.plans.layer_planning import LayerPlanning
-from tuner.plans.layer_plans import LayerTask, plan_layer
+from tuner.plans.layer_plans import plan_layer
+from tuner.plans.layer_tasks import LayerTask
 
 _STATES = frozenset((MASTER, *(moment for one in OPTIMIZERS.values() for moment in one.moments)))
 """Last part of the names of an optimizer's states."""

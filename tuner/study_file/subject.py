@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,13 +12,15 @@ from costmodels.calibration.measured_runs import MeasuredGroup
 from costmodels.job.facts import parse_facts, with_facts
 from costmodels.job.model_catalog import load_model, trace_model_file
 from costmodels.job.model_spec import ModelSpec
-from costmodels.job.parallel_config import DIMENSIONS
+from costmodels.job.parallel_config import DIMENSIONS, ParallelConfig
 from costmodels.job.runtime import LAYOUT_RULE_SETS, RuntimeProfile, find_runtime, read_profile
 from costmodels.job.sequences import check_rows
+from costmodels.job.setting import Setting
 from costmodels.job.tower import TowerWork
 from costmodels.job.training_job import TrainingJob
 from hardware.cluster import Cluster
 from hardware.io.errors import ConfigError
+from trials.framework_flags import FlagExporter
 from trials.own_step import OwnStep, World
 from trials.trial_keys import SubjectParts
 from tuner.own_step.plans import OwnStepPlans
@@ -25,7 +28,6 @@ from tuner.own_step.predictions import OPENED, SEARCHED
 from tuner.own_step.tracing import takes_micro_batches
 from tuner.plans.layer_planning import AUTO_PLANNER, LayerPlanning
 from tuner.space.enumeration import SpaceOptions, setting_for
-from tuner.study_file.exported_flags import flag_exporters
 from tuner.study_file.key_errors import under
 from tuner.study_file.known_knobs import KnobCatalog, facts_of_today
 from tuner.study_file.sequence_keys import read_sequences, rows_of_step
@@ -103,6 +105,13 @@ def _choose_own_step(keys: StudyKeys, model: OwnModelKeys, cluster: Cluster, fol
     return Chosen(subject=OwnStepSubject(cluster=cluster, plans=plans), options=options, parts=parts)
 
 
+def _flag_exporters(setting: Setting, current: ParallelConfig | None) -> Mapping[str, FlagExporter]:
+    """Return the exporters of all frameworks that take flags, for trials that run the user's command."""
+    from tuner.study_file.exported_flags import flag_exporters  # noqa: PLC0415 # it loads importers and exporters
+
+    return flag_exporters(setting, current)
+
+
 def _choose_model(keys: StudyKeys, cluster: Cluster, base_dir: Path) -> Chosen:
     """Return a model of the catalog, or the rows of one that trials replay."""
     profile = under("runtime", lambda: _runtime(keys.runtime, base_dir))
@@ -133,7 +142,7 @@ def _choose_model(keys: StudyKeys, cluster: Cluster, base_dir: Path) -> Chosen:
     return Chosen(
         subject=subject,
         options=options,
-        parts=SubjectParts(setting=setting, measured=group, flag_exporters=flag_exporters(setting, current)),
+        parts=SubjectParts(setting=setting, measured=group, flag_exporters=partial(_flag_exporters, setting, current)),
         catalog=KnobCatalog(
             setting=setting,
             options=options,

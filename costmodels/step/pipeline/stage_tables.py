@@ -18,7 +18,7 @@ from costmodels.job.setting import Setting
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import cached_kernel_s, collective_s
 from costmodels.operators.layer_operators import unique_shapes
-from costmodels.step.block_costs import block_costs
+from costmodels.step.block_costs import BlockCosts, block_costs
 from costmodels.step.memory.peak import stage_needed_bytes
 from costmodels.step.pipeline.schedules import stage_in_flight
 from costmodels.step.pipeline.stage_pricing import StagePricing
@@ -47,18 +47,31 @@ class StageTables:
     capacity_bytes: FloatArray
 
 
-def stage_tables(setting: Setting, grid: ConfigGrid, has_device: NDArray[np.bool_] | None = None) -> StageTables:
+def plain_and_again(setting: Setting, grid: ConfigGrid) -> BlockCosts:
+    """Compute the costs of the blocks of each configuration, and behind them those of blocks that run again in full."""
+    shapes, shape_of = unique_shapes(grid)
+    full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
+    kernel_time = cached_kernel_s()
+    once = block_costs(setting, shapes, kernel_time, collective_s)
+    again = block_costs(setting, replace(shapes, recompute=full), kernel_time, collective_s)
+    return once.beside(again).take(shape_of)
+
+
+def stage_tables(
+    setting: Setting, grid: ConfigGrid, has_device: NDArray[np.bool_] | None = None, *, costs: BlockCosts | None = None
+) -> StageTables:
     """Tabulate the stages of configurations of one pp and vpp, all their work in equal shares.
 
     Args:
         setting: Job, cluster and runtime. The cluster's hosts stand in the order of the ranks.
         grid: Configurations [k].
         has_device: Devices of the stages [p, d], if they are those of some replicas alone.
+        costs: Their `plain_and_again`, where the caller has it.
     """
     num_layers = setting.job.model.num_layers
     has_device = stage_devices(setting.cluster, int(grid.pp[0])) if has_device is None else has_device
     stages = _every_stage(setting.job, has_device)
-    times_s, needed = stage_figures(setting, grid, stages)
+    times_s, needed = stage_figures(setting, grid, stages, costs=costs)
     shape = (3, len(has_device), num_layers + 1, len(grid))
     time_s, _, again_s = times_s.reshape(shape)
     needed_bytes, first_bytes, again_bytes = needed.reshape(shape)
@@ -73,22 +86,20 @@ def stage_tables(setting: Setting, grid: ConfigGrid, has_device: NDArray[np.bool
     )
 
 
-def stage_figures(setting: Setting, grid: ConfigGrid, stages: StageKinds) -> tuple[FloatArray, FloatArray]:
+def stage_figures(
+    setting: Setting, grid: ConfigGrid, stages: StageKinds, *, costs: BlockCosts | None = None
+) -> tuple[FloatArray, FloatArray]:
     """Compute the time of one micro-batch, forward and backward, and the needed memory of given stages, both [c, k].
 
     Args:
         setting: Job, cluster and runtime. The cluster's hosts stand in the order of the ranks.
         grid: Configurations of one pp and vpp [k].
         stages: Any stages [c], with the blocks that they hold and their numbers in a pipeline.
+        costs: Their `plain_and_again`, where the caller has it.
     """
     pp = int(grid.pp[0])
     assert (grid.pp == pp).all(), "all configurations have one pp"
     assert (grid.vpp == grid.vpp[0]).all(), "all configurations have one vpp"
-    shapes, shape_of = unique_shapes(grid)
-    full = np.full(len(shapes), RECOMPUTE_MODES.index("full"))
-    kernel_time = cached_kernel_s()
-    once = block_costs(setting, shapes, kernel_time, collective_s)
-    again = block_costs(setting, replace(shapes, recompute=full), kernel_time, collective_s)
     # A pipeline of these stages is priced as if every configuration had weights of its own.
     everyone = np.arange(len(grid))
     pipeline = Pipeline(
@@ -101,7 +112,8 @@ def stage_figures(setting: Setting, grid: ConfigGrid, stages: StageKinds) -> tup
         held=block_parameters(setting.job.model, grid),
     )
     pricing = StagePricing(setting, pipeline, place(setting.cluster, grid), collective_s)
-    parts = pricing.times(once.beside(again).take(shape_of), grid.vpp).parts_s
+    costs = plain_and_again(setting, grid) if costs is None else costs
+    parts = pricing.times(costs, grid.vpp).parts_s
     num_micro_batches = setting.job.global_batch_size // (grid.dp * grid.mbs)
     # A stage's number decides how many micro-batches it holds.
     in_flight = stage_in_flight(stages.first[:, None], pp, grid.vpp, num_micro_batches)

@@ -55,6 +55,7 @@ EXCEPTIONS = {
     ("costmodels/sharding/frontends/factories.py", "importlib.import_module"): COMMAND_LINE,
     ("trials/ranks/server.py", "importlib.import_module"): OUR_NAMES,
     ("trials/on_ray/local.py", "importlib.import_module"): OUR_NAMES,
+    ("trials/registry.py", "importlib.import_module"): OUR_NAMES,
     ("tuner/cli/completion.py", "importlib.import_module"): OUR_NAMES,
     ("tuner/planners/__init__.py", "importlib.import_module"): OUR_NAMES,
     ("costmodels/blocks/registry.py", "importlib.import_module"): "the files of its own folder",

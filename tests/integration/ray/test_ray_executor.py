@@ -16,7 +16,7 @@ from hardware.io.errors import ConfigError
 from tests.support.programs.misbehaving_backend import NUM_STEPS, SECONDS_AFTER_STEPS, MisbehavingBackend, config_that
 from trials.backend import Status
 from trials.on_ray.executor import RayExecutor
-from trials.on_ray.worker import Mailbox
+from trials.on_ray.mailbox import Mailbox
 
 ROOT = Path(__file__).resolve().parents[3]
 SLOTS = 2

@@ -9,12 +9,12 @@ import pytest
 from costmodels.job.runtime import find_runtime, other_runtimes
 from trials.backend import TrialAbility
 from trials.own_step import World
-from trials.registry import DEFAULT_TRIAL, TrialKeys
+from trials.registry import DEFAULT_TRIAL, SHIPPED, shipped_keys
 from trials.trial_keys import AbstractTrialKeys
 from tuner.study_file.config import load_study
 
 STUDIES = Path(__file__).resolve().parents[3] / "configs" / "studies"
-KEYS = get_args(get_args(TrialKeys)[0])
+KEYS = [shipped_keys(name) for name in SHIPPED]
 
 
 @pytest.mark.parametrize("keys", KEYS, ids=lambda keys: keys.__name__)

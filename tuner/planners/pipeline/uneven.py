@@ -26,7 +26,7 @@ from costmodels.job.training_job import TrainingJob
 from costmodels.job.uneven_work import Assignment
 from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.pipeline.schedules import chunk_of_layer
-from costmodels.step.pipeline.stage_tables import StageTables, stage_tables
+from costmodels.step.pipeline.stage_tables import StageTables, plain_and_again, stage_tables
 from costmodels.step.replicas import ReplicaKind, replica_kinds
 from costmodels.step.step_time import estimate_step
 from hardware.arrays import FloatArray, IntArray
@@ -184,9 +184,12 @@ def _with_layers(
     A configuration with a single stage has nothing to cut.
     """
     found = list(configs)
+    in_shares = ConfigGrid.from_configs([replace(config, assignment=Assignment()) for config in configs])
+    costs = plain_and_again(setting, in_shares)  # a layer costs the same in all pipelines
     for positions in _batches(configs, setting.job.model.num_layers):
-        even = [replace(configs[at], assignment=Assignment()) for at in positions]
-        tables = stage_tables(setting, ConfigGrid.from_configs(even))
+        rows = np.array(positions)
+        even = [in_shares.config(at) for at in positions]
+        tables = stage_tables(setting, in_shares.take(rows), costs=costs.take(rows))
         micro_batches = np.array([setting.job.global_batch_size // (config.dp * config.mbs) for config in even])
         least = np.full(even[0].pp, even[0].vpp)
         if setting.runtime.may_leave_ends_empty:

@@ -26,6 +26,7 @@ from costmodels.sharding.graph import Graph
 from costmodels.sharding.named_plans import ByName, plan_by_names
 from costmodels.sharding.plan import NONE, Plan
 from tuner.planners.sharding.forward_plans import forward_of, with_backward
+from tuner.planners.sharding.layer_axes import expert_factors
 
 BATCH, HEADS = ("batch",), ("kv_heads", "heads", "query_groups", "state_heads")
 TENSOR = (*HEADS, "ffn", "shared_ffn", "vocabulary", "joined")
@@ -40,31 +41,10 @@ EXPERT_OPS = tuple(
     for role in ("up", "down", "activation", "up_bias", "down_bias")
 )
 """Operators inside the experts."""
-EXPERT_FFN = ("expert_ffn", "ffn", "slots")
-"""Factors of the experts' inner size. Additions of biases know names of dims alone; that behind the second product,
-which has no inner size, is cut by slots, into which partial sums are scattered."""
 BETWEEN = ("*norm", "*residual", "*_down", "*out_bias", "*.dense_mlp*down_bias")
 """Operators between the tensor-parallel ones, which sequence parallelism cuts by the sequence."""
 CORE, OF_HEADS = "*.core*", "*_add_norm"
 """Operators between the projections of a mixer, and norms of heads before attention."""
-
-
-def layer_axes(config: ParallelConfig) -> dict[str, int] | None:
-    """Return the mesh axes for a layer of a candidate, the slowest first, without axes of one device.
-
-    `dp` is among them as far as experts are distributed over it. The rest of it only adds gradients up.
-
-    Returns:
-        None where experts are distributed over a part of an axis.
-    """
-    inner = {"cp": config.cp, "up": config.up, "tp": config.tp}
-    inside = config.cp * config.up * config.tp
-    dealt = config.ep * _expert_tensor(config) if config.ep > 1 else 1
-    if dealt > inside and dealt % inside:
-        return None
-    axes = {"dp": max(dealt // inside, 1), **inner}
-    found = {name: size for name, size in axes.items() if size > 1}
-    return found if config.ep == 1 or _expert_factors(found, config) is not None else None
 
 
 def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig, *, zero_stage: int = 1) -> Plan | None:
@@ -80,7 +60,7 @@ def hand_made(graph: Graph, mesh: DeviceMesh, config: ParallelConfig, *, zero_st
         None where no plan of these axes expresses what frameworks do: they copy key heads where there are fewer heads
             than ranks, and pad the vocabulary.
     """
-    experts = _expert_factors(dict(zip(mesh.names, mesh.sizes, strict=True)), config) or {}
+    experts = expert_factors(dict(zip(mesh.names, mesh.sizes, strict=True)), config) or {}
     tensor: ByName = [("*", TENSOR)]
     if config.sequence_parallel:
         own = [(name, TENSOR) for name in (CORE, OF_HEADS)]
@@ -107,26 +87,3 @@ def _is_served(plan: Plan, number: int, axes: Mapping[str, ByName]) -> bool:
     names = {factor.name for factor in op.rule.factors}
     wanted = (next((found for pattern, found in axes[name] if fnmatchcase(op.name, pattern)), ()) for name in axes)
     return all(factor != NONE or names.isdisjoint(found) for factor, found in zip(row, wanted, strict=True))
-
-
-def _expert_tensor(config: ParallelConfig) -> int:
-    """Return the tensor parallelism of experts, which is that of the layer unless the candidate says otherwise."""
-    return config.expert_tp or config.tp
-
-
-def _expert_factors(axes: dict[str, int], config: ParallelConfig) -> dict[str, tuple[str, ...]] | None:
-    """Return the factors of experts that each axis cuts; None where `expert_tp` or `ep` ends inside an axis."""
-    # Neighbouring ranks share an expert: the fastest axes cut its ffn, the next ones distribute experts.
-    left = [(EXPERT_FFN, _expert_tensor(config)), (("experts",), config.ep)]
-    found: dict[str, tuple[str, ...]] = {}
-    for name, size in reversed(axes.items()):
-        while left and left[0][1] == 1:
-            left.pop(0)
-        if not left:
-            break
-        factors, ways = left[0]
-        if ways % size:
-            return None
-        found[name] = factors
-        left[0] = (factors, ways // size)
-    return found if all(ways == 1 for _, ways in left) else None

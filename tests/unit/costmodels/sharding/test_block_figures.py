@@ -17,7 +17,8 @@ from costmodels.sharding.graph import TensorKind
 from costmodels.sharding.plan import cost_of
 from costmodels.step.breakdown import EXPOSED_PARTS
 from hardware.cluster_file import find_cluster
-from tuner.planners.sharding.hand_made import hand_made, layer_axes
+from tuner.planners.sharding.hand_made import hand_made
+from tuner.planners.sharding.layer_axes import layer_axes
 
 ATTENTION, DENSE, MOE, EMBEDDING, HEAD = map(
     PLANNED_BLOCKS.index, ("attention", "dense_mlp", "moe_mlp", "embedding", "head")

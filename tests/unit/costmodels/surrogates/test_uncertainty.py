@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.special import ndtri, stdtrit
 from scipy.stats import t as student
 
 from costmodels.job.parallel_config import ParallelConfig
@@ -14,6 +15,7 @@ from costmodels.step.step_time import estimate_step
 from costmodels.surrogates.uncertainty import (
     SIGMA,
     WIDE,
+    half_width,
     likely_range,
     memory_half_width,
     stall_variance,
@@ -157,3 +159,13 @@ def test_stalls_that_may_or_may_not_happen_are_a_coin_toss(share):
         assert (found > 0.01).all()
     if share == 3.0:
         assert (found < 1e-4).all()
+
+
+@pytest.mark.parametrize("freedom", [None, 1, 2, 3, 4, 7, 30, 401])
+@pytest.mark.parametrize("probability", [0.01, SIGMA, 0.9, WIDE, 0.999])
+def test_half_widths_are_those_of_scipy(freedom, probability):
+    """They are quantiles of the normal distribution and of Student's t, to twelve digits."""
+    upper = 0.5 + probability / 2
+    expected = ndtri(upper) if freedom is None else stdtrit(freedom, upper)
+
+    assert half_width(freedom, probability) == pytest.approx(expected, rel=1e-12)

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from tests.support.studies.command_line import COMMANDS, ROOT, environment, in_process
+from tuner.cli.main import commands
 
 ARGUMENTS = {
     "atlas": "OPTIONS",
@@ -59,6 +60,12 @@ def test_without_a_command_the_help_is_on_stderr(meshtune):
     assert done.status == 2
     assert done.out == ""
     assert "\nTune:\n" in done.err
+
+
+def test_a_command_is_made_alone():
+    """What names no command makes all of them, so that a message can name the nearest."""
+    assert set(commands("rank").commands) == {"rank"}
+    assert set(commands("rnak").commands) == set(commands().commands) == set(COMMANDS)
 
 
 def test_version(meshtune):

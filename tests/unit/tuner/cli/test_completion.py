@@ -49,7 +49,7 @@ def test_names_are_completed(tmp_path, line, offered):
 def test_the_shell_gets_a_script(meshtune, monkeypatch):
     """`--show-completion` prints what a shell has to read."""
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # whatever started the tests
-    monkeypatch.setattr(main, "commands", lambda: get_command(main.app))  # options depend on that variable
+    monkeypatch.setattr(main, "commands", lambda _: get_command(main.app))  # options depend on that variable
 
     done = meshtune("--show-completion", "bash")
 

@@ -21,7 +21,8 @@ from tuner.planners.sharding.recursive import recursive_plan, whole
 from tuner.planners.sharding.sharding_milp import shard_by_milp
 from tuner.planners.sharding.sharding_terms import ShardingTerms
 from tuner.plans.layer_planning import LayerPlanning
-from tuner.plans.layer_plans import LayerTask, plan_layer
+from tuner.plans.layer_plans import plan_layer
+from tuner.plans.layer_tasks import LayerTask
 
 CLUSTER = find_cluster("dgx-h100")
 

@@ -20,7 +20,8 @@ from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.pins import Pin
 from tuner.plans import layer_plans
 from tuner.plans.layer_planning import LayerPlanning
-from tuner.plans.layer_plans import LayerTask, layer_tasks, plan_layer, plan_lines, sharing_key, summary_of
+from tuner.plans.layer_plans import plan_layer, plan_lines, summary_of
+from tuner.plans.layer_tasks import LayerTask, layer_tasks, sharing_key
 
 CLUSTER = find_cluster("dgx-h100")
 SHAPES = {

@@ -10,9 +10,9 @@ import pytest
 
 from hardware.io.errors import ConfigError
 from tests.support.studies.planned_studies import NUM_SHAPES, planned_study_text
-from tuner.forecast import planned_candidates
 from tuner.forecast.planned_candidates import as_stored, grid_to_plan, plan_problem
-from tuner.plans.layer_plans import layer_tasks
+from tuner.plans import layer_plans
+from tuner.plans.layer_tasks import layer_tasks
 from tuner.plans.plan_cache import OFF, SIZE_VARIABLE, VARIABLE, PlanCache, cache_folder, key_of, most_kept_bytes
 from tuner.study_file.config import load_study
 
@@ -48,10 +48,10 @@ def tasks_of(file, **changes):
 def planned(file, monkeypatch):
     """Return the plans of a study as it stores them, the shapes that were planned for it, and the notes."""
     shapes, notes = [], []
-    plan_layer = planned_candidates.plan_layer
+    plan_layer = layer_plans.plan_layer
     problem = load_study(file).problem
     with monkeypatch.context() as patch:
-        patch.setattr(planned_candidates, "plan_layer", lambda task: shapes.append(task) or plan_layer(task))
+        patch.setattr(layer_plans, "plan_layer", lambda task: shapes.append(task) or plan_layer(task))
         found = plan_problem(problem, grid_to_plan(problem, None), on_note=notes.append)
     return json.loads(json.dumps(as_stored(found))), shapes, notes
 

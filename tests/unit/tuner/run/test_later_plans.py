@@ -11,6 +11,7 @@ from tests.support.studies.planned_studies import NUM_SHAPES, planned_study_text
 from trials.backend import TrialAbility
 from tuner.forecast import planned_candidates
 from tuner.forecast.planned_candidates import plan_rest, prepare
+from tuner.plans import layer_plans
 from tuner.run import loop
 from tuner.run.later_plans import LaterPlans
 from tuner.run.loop import run_study
@@ -118,13 +119,13 @@ def test_plans_take_turns_with_trials(config, monkeypatch, slots):
     monkeypatch.setattr(planned_candidates, "SHAPES_AT_ONCE", 1)
     prepared = prepared_with_leader(config)
     executor = InProcessExecutor(backend=prepared.backend, slots=slots)
-    plan_layer, seen = planned_candidates.plan_layer, []
+    plan_layer, seen = layer_plans.plan_layer, []
 
     def watched(task):
         seen.append((executor.pending, len(executor.seen)))
         return plan_layer(task)
 
-    monkeypatch.setattr(planned_candidates, "plan_layer", watched)
+    monkeypatch.setattr(layer_plans, "plan_layer", watched)
     monkeypatch.setattr(planned_candidates, "_start_planner", _in_this_process)
     monkeypatch.setattr(loop, "LaterPlans", lambda prepared, **_: LaterPlans(prepared, takes_turns=True))
     run_study(prepared, executor=executor)

@@ -28,7 +28,8 @@ from costmodels.step.communication import layer_collectives, layer_uses
 from costmodels.step.placement import place
 from hardware.cluster_file import find_cluster
 from tests.support.graphs.kinds_of_blocks import KINDS, model_of
-from tuner.planners.sharding.hand_made import hand_made, layer_axes
+from tuner.planners.sharding.hand_made import hand_made
+from tuner.planners.sharding.layer_axes import layer_axes
 
 TOKENS, BYTES = 2048, 2
 CLUSTER = find_cluster("dgx-h100", hosts=4)
