@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -17,7 +16,7 @@ from costmodels.job.listed_model import listed_model, lists_blocks
 from costmodels.job.model_spec import ModelSpec, plain_model
 from costmodels.job.tower import TowerWork
 from costmodels.job.traced_model import model_of_trace
-from hardware.io.catalogs import added_files
+from hardware.io.catalogs import BrokenFile, added_files, read_entries
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 
@@ -36,11 +35,12 @@ def shipped_models() -> dict[str, Path]:
     return {path.stem: path for path in sorted(_CATALOG_DIR.glob("*.yaml"))}
 
 
-def readable_models() -> Iterator[tuple[str, ModelSpec]]:
-    """Yield the name and the model of each file of the catalog that can be read, sorted."""
-    for name in model_names():
-        with contextlib.suppress(ConfigError):
-            yield name, find_model(name)
+def read_models() -> tuple[dict[str, ModelSpec], tuple[BrokenFile, ...]]:
+    """Return all models of the catalog by name, sorted, and the files that cannot work."""
+    shipped = shipped_models()
+    added = added_files("models", shipped)
+    found, broken = read_entries(added, lambda file: find_model(file.name))
+    return dict(sorted((found | {name: find_model(name) for name in shipped if name not in added}).items())), broken
 
 
 @functools.cache
