@@ -10,6 +10,7 @@ from tuner.answers.predictions import predict_taught
 from tuner.export.exporter import Export
 from tuner.forecast.prepared import Prepared
 from tuner.own_step.answer import module_name
+from tuner.rounding import by_source
 
 
 def export_configuration(
@@ -27,7 +28,7 @@ def export_configuration(
 
     def known() -> str:
         told = predict_taught(prepared.problem, chosen, basis)
-        return f"{told['step_time_s']:.3g} s per step, {told['outcome'] or told['source']}"
+        return f"{by_source(told['step_time_s'], told['source'])} s per step, {told['outcome'] or told['source']}"
 
     module = module_name(prepared.request.name, out)
     return prepared.problem.subject.export(chosen, target, knobs=prepared.problem.knobs, known=known, module=module)

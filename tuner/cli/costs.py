@@ -13,6 +13,7 @@ import typer
 
 from hardware.io.errors import ConfigError
 from tuner.cli.options import FOUND_NOTHING, check_out, load, number, taught_study, tell_basis
+from tuner.rounding import by_source
 from tuner.terminal.console import hosts_in_words, in_words, print_json, say
 from tuner.terminal.tables import print_table
 
@@ -232,7 +233,7 @@ def _row(offer: Offer, found: CostComparison, dimensions: tuple[str, ...]) -> li
         offer.cluster.name,
         str(offer.size.hosts),
         f"{offer.size.devices:,}",
-        f"{offer.size.step_time_s:.4g}",
+        by_source(offer.size.step_time_s, offer.size.source),
         days(offer.seconds),
         f"{days(low)} to {days(high)}",
         *cost,

@@ -10,6 +10,7 @@ from typer import Option
 
 from tuner.cli.costs import load_with_prices, tokens_of
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, tell_basis, with_plans
+from tuner.rounding import by_source
 from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, say, warn
 from tuner.terminal.tables import print_table
@@ -131,7 +132,7 @@ def _row(training: Training, economics: Economics) -> list[str]:
     return [
         training.label,
         f"{training.devices:,}",
-        f"{training.step_time_s:.4g}",
+        by_source(training.step_time_s, training.source),
         training.source,
         duration(training.seconds),
         hours(training.device_hours * HOUR_S),

@@ -66,6 +66,7 @@ from tuner.cli.options import (
 )
 from tuner.cli.panels import PanelGroup
 from tuner.cli.status import counts
+from tuner.rounding import by_source
 from tuner.run.endings import INTERRUPTED, PREEMPTED, StorageLostError, TakenOverError, ending_signals, keep_status
 from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import (
@@ -459,8 +460,8 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
         return
     known = found.known_in_words
     say(f"Best: {in_words(payload['config'])}")
-    tokens = throughput_in_words(prepared.problem.subject.throughput(found.step_time_s))
-    say(f"  {found.step_time_s:.4g} s per step{tokens} ({known})")
+    tokens = throughput_in_words(prepared.problem.subject.throughput(found.step_time_s), found.source)
+    say(f"  {by_source(found.step_time_s, found.source)} s per step{tokens} ({known})")
     print_judged(request, found.compared, training, found.p_star)
     if idle is not None:
         say(f"  {idle.in_words}")

@@ -10,6 +10,7 @@ from tuner.place.search.problem import PlacementProblem
 from tuner.place.search.state import State, options_chosen
 from tuner.place.trace_rows import process_rows
 from tuner.place.workload import EMBEDDINGS, GENERATE, WEIGHTS
+from tuner.rounding import predicted
 
 WIDTH = 60
 """Characters of the step in a terminal's timeline."""
@@ -141,7 +142,7 @@ def text_timeline(problem: PlacementProblem, state: State, step_time_s: float) -
     names = [devices_in_words(problem, sum(1 << cell for cell in cells)) for cells in rows.values()]
     width = max(map(len, names))
     lines = [f"{name:<{width}} |{''.join(line)}|" for name, line in zip(names, rows, strict=True)]
-    lines.append(f"{'':<{width}}  0{f'{step_time_s:.4g} s':>{WIDTH - 1}}")
+    lines.append(f"{'':<{width}}  0{f'{predicted(step_time_s)} s':>{WIDTH - 1}}")
     return [*lines, "  ".join(f"{letter} {name}" for name, letter in letters.items())]
 
 

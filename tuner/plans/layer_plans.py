@@ -47,6 +47,7 @@ from tuner.planners.sharding.sharding_terms import Charge, ShardingTerms, togeth
 from tuner.planners.sharding.table_forms import Forms, Row
 from tuner.planners.toast.search import ToastOptions, toast_plan
 from tuner.plans.layer_planning import LayerPlanning
+from tuner.rounding import predicted
 
 _FORMS = Forms()
 """Forms of the cost tables of all shapes."""
@@ -418,8 +419,8 @@ def plan_lines(summary: Mapping[str, Any] | None) -> list[str]:
     if own_s > hand_s:
         gained = f"{own_s / hand_s - 1:.1%} more than by hand"
     lines = [
-        f"Plan of {summary['layers']} on {axes} ({summary['planner']}): {own_s:.4g} s for {summary['micro_batches']} "
-        f"micro-batches without overlap, {gained}",
+        f"Plan of {summary['layers']} on {axes} ({summary['planner']}): {predicted(own_s)} s for "
+        f"{summary['micro_batches']} micro-batches without overlap, {gained}",
         *collective_lines(summary["collectives"]),
         *predicted_lines(summary),
     ]

@@ -38,6 +38,7 @@ from tuner.forecast.prepared import Prepared
 from tuner.replan.cluster_states import Course, Figures, Options, Pricing, Setup, cluster_of, options_over
 from tuner.replan.network import name_hosts
 from tuner.replan.timeline import Choices, best_timeline, steps_of, unforeseen_timeline
+from tuner.rounding import predicted
 from tuner.run.studies import check_meaning
 from tuner.search.prior import ignore_progress
 from tuner.storage.opening import find_study
@@ -477,7 +478,7 @@ class PricedCourse:
         end = end if lost else max(stops, at + 1)  # unpriced setups are too slow, by an unknown factor
         more = self.choices.steps[at:end, option].sum() - self.choices.steps[at:end, before].sum()
         old, step_s = self.figures[at].get(before), self.figures[at][option].step_time_s
-        told = [f"{step_s:.4g} s per step instead of {old.step_time_s:.4g} s"] if old else []
+        told = [f"{predicted(step_s)} s per step instead of {predicted(old.step_time_s)} s"] if old else []
         if lost:
             from_s = self.course.intervals[stops].from_s
             told.append(f"{name_hosts(lost)} will be lost at {from_s:g} s, and changing before that loses no work")

@@ -15,6 +15,7 @@ from tuner.report.figures import CANDIDATES, DRAW_SCRIPT, FAILED, INK, drawing
 from tuner.report.markup import Html, concatenate, section, tag
 from tuner.report.page import head_of
 from tuner.report.words import MISSING, gibibytes, in_short, percent, plural
+from tuner.rounding import by_source
 from tuner.study_file.request import StudyRequest
 from tuner.subject.problem import Problem
 
@@ -182,7 +183,7 @@ def _row(offer: Offer, problem: Problem) -> Html:
     numbers = [
         str(size.hosts),
         f"{size.devices:,}",
-        f"{size.step_time_s:.4g}",
+        by_source(size.step_time_s, size.source),
         days(offer.seconds),
         f"{days(offer.seconds_range[0])} to {days(offer.seconds_range[1])}",
         MISSING if offer.cost is None else money(offer.cost),

@@ -10,6 +10,7 @@ from typing import Any
 from tuner.place.operators.graph_file import OperatorPlacement
 from tuner.place.trace_rows import process_rows
 from tuner.planners.scheduling.problem import Run, Schedule
+from tuner.rounding import predicted
 
 WIDTH = 60
 """Characters of the makespan in a terminal's timeline."""
@@ -126,7 +127,7 @@ def text_timeline(placement: OperatorPlacement, schedule: Schedule) -> list[str]
             at_s = makespan_s * (column + 0.5) / WIDTH
             row.append(next((letter for letter, start_s, end_s in own if start_s <= at_s < end_s), "."))
         lines.append(f"{name:<{width}} |{''.join(row)}|")
-    lines.append(f"{'':<{width}}  0{f'{makespan_s:.4g} s':>{WIDTH - 1}}")
+    lines.append(f"{'':<{width}}  0{f'{predicted(makespan_s)} s':>{WIDTH - 1}}")
     return lines
 
 
