@@ -73,7 +73,7 @@ def test_the_studys_note_says_what_was_found(served):
     note = served.study()["note"]["body"]
 
     best_s = min(trial["values"][0] for trial in served.study()["trials"] if "values" in trial)
-    assert f"Best so far: {best_s * 1e3:.3g} ms per step" in note
+    assert f"Best so far: {best_s * 1e3:.4g} ms per step" in note
     assert re.search(r"\*\*[\d.]+ times as fast as the current configuration\*\*", note)
     assert re.search(r"\| \*\*confidence\*\*\W+[01]\.\d\d that ", note)
     assert f"{TRIALS} of at most {TRIALS}" in note
