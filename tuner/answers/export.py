@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from costmodels.job.parallel_config import ParallelConfig
+from hardware.rounding import by_source
 from tuner.answers.basis import Basis
 from tuner.answers.predictions import predict_taught
 from tuner.export.exporter import Export
 from tuner.forecast.prepared import Prepared
 from tuner.own_step.answer import module_name
-from tuner.rounding import by_source
 
 
 def export_configuration(

@@ -8,7 +8,7 @@ from typing import Any
 
 from optuna import Study
 
-from tuner.rounding import measured
+from hardware.rounding import measured
 from tuner.storage.record import PHASES, TrialRecord, best_record, read_records
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.request import StudyRequest

@@ -15,10 +15,10 @@ import numpy as np
 
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.arrays import FloatArray
+from hardware.rounding import measured, predicted
 from trials.backend import Status
 from tuner.answers.reference import Reference
 from tuner.forecast.candidates import Candidates, predict_candidate
-from tuner.rounding import measured, predicted
 from tuner.search.gain import COVERED, GAIN_DRAWS, KnownGain, gain_in, gain_quantiles
 from tuner.search.observations import EXPLORING, observations_of
 from tuner.storage.record import TrialRecord

@@ -20,10 +20,10 @@ from hardware.cluster_file import (
     shipped_clusters,
 )
 from hardware.device import DEVICES, devices_table, find_device, shipped_devices
+from hardware.device_figures import figures_of
 from hardware.io.catalogs import SHIPPED, BrokenFile, CatalogFile, Kind, added_files, or_in_broken
 from hardware.io.config_file import read_mapping
 from hardware.io.errors import ConfigError, UnknownNameError, did_you_mean
-from tuner.catalog.device_figures import figures_of
 from tuner.catalog.entry import Entry, cited
 from tuner.catalog.shadows import KEYS, SPELLINGS
 from tuner.knobs.catalog import CATALOG as KNOBS

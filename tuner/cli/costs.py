@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hardware.io.errors import ConfigError
+from hardware.rounding import by_source
 from tuner.cli.options import FOUND_NOTHING, check_out, load, number, taught_study, tell_basis
-from tuner.rounding import by_source
 from tuner.terminal.console import hosts_in_words, in_words, print_json, say
 from tuner.terminal.tables import print_table
 

@@ -27,6 +27,7 @@ from typer.main import get_command
 from hardware.io.errors import ConfigError, shorten, shown_url
 from hardware.io.output_file import check_place
 from hardware.io.secret_texts import hide_words, holds_secret
+from hardware.rounding import by_source
 from trials.ranks.unheard_signals import ignore_signals
 from tuner.cli import atlas as cli_atlas
 from tuner.cli import calibrate as cli_calibrate
@@ -66,7 +67,6 @@ from tuner.cli.options import (
 )
 from tuner.cli.panels import PanelGroup
 from tuner.cli.status import counts
-from tuner.rounding import by_source
 from tuner.run.endings import INTERRUPTED, PREEMPTED, StorageLostError, TakenOverError, ending_signals, keep_status
 from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import (

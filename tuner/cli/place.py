@@ -12,10 +12,10 @@ from typer import Argument, Option
 
 from hardware.io.errors import ConfigError
 from hardware.io.output_file import check_place, write_output
+from hardware.rounding import predicted
 from tuner.cli import completion as cli_completion
 from tuner.cli.options import FOUND_NOTHING, AsJson, check_out, number, whole_number
 from tuner.cli.place_operators import place_graphs
-from tuner.rounding import predicted
 from tuner.terminal.console import print_json, printable
 from tuner.terminal.tables import print_table
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hardware.rounding import predicted
 from tuner.cli.options import FOUND_NOTHING
-from tuner.rounding import predicted
 from tuner.terminal.console import print_json, printable
 from tuner.terminal.tables import print_table
 

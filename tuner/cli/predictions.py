@@ -9,6 +9,7 @@ import typer
 from typer import Option
 
 from hardware.io.errors import ConfigError
+from hardware.rounding import by_source, predicted
 from tuner.cli.costs import load_with_prices, parse_share, rank_costs
 from tuner.cli.options import (
     CURRENT,
@@ -29,7 +30,6 @@ from tuner.cli.options import (
     whole_number,
     with_plans,
 )
-from tuner.rounding import by_source, predicted
 from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import (
     LAYOUT,

@@ -11,6 +11,7 @@ import typer
 from typer import Option
 
 from hardware.io.errors import ConfigError
+from hardware.rounding import predicted
 from tuner.cli.completion import targets
 from tuner.cli.options import (
     CURRENT,
@@ -26,7 +27,6 @@ from tuner.cli.options import (
     with_plans,
 )
 from tuner.cli.rehearse_leaders import rehearse_leaders
-from tuner.rounding import predicted
 from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import NOTHING_WORKS, config_in_words, print_json, printable, say, warn
 

@@ -11,8 +11,8 @@ import typer
 from typer import Option
 
 from hardware.io.errors import ConfigError, did_you_mean
+from hardware.rounding import predicted
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, load, number, with_plans
-from tuner.rounding import predicted
 from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, printable
 from tuner.terminal.tables import print_table

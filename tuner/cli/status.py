@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from hardware.rounding import measured
 from tuner.cli.options import AsJson, Overrides, Storage, StudyFile, load
-from tuner.rounding import measured
 from tuner.terminal.console import (
     confidence_in_words,
     in_words,

@@ -8,6 +8,7 @@ import typer
 from typer import Option
 
 from hardware.io.errors import ConfigError
+from hardware.rounding import measured, predicted
 from tuner.cli.options import (
     CURRENT,
     FOUND_NOTHING,
@@ -20,7 +21,6 @@ from tuner.cli.options import (
     load,
     with_plans,
 )
-from tuner.rounding import measured, predicted
 from tuner.run.endings import ending_signals
 from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import config_in_words, print_json, printable, say, warn

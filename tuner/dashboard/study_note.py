@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from hardware.rounding import MEASURED_DIGITS, PREDICTED_DIGITS, measured, predicted, rounded
 from trials.backend import Status
 from tuner.answers.basis import place_of
 from tuner.answers.gain import Compared
@@ -13,7 +14,6 @@ from tuner.dashboard.snapshot import Snapshot
 from tuner.economics.cost_words import limited_in_words
 from tuner.economics.training import limited_of
 from tuner.report.words import after_trials, in_short, percent, plural, predicted_seconds, seconds
-from tuner.rounding import MEASURED_DIGITS, PREDICTED_DIGITS, measured, predicted, rounded
 from tuner.search.population import Moment
 from tuner.storage.record import TrialRecord, counted, excused_in_words, num_running, saved_s
 from tuner.terminal.console import in_words

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from costmodels.surrogates.uncertainty import likely_range
+from hardware.rounding import MEASURED_DIGITS, PREDICTED_DIGITS, rounded
 from trials.backend import Status
 from tuner.answers.reference import Reference
 from tuner.dashboard.markdown import block, code, paragraphs, plain, table
 from tuner.dashboard.study_note import STATUS_WORDS
 from tuner.report.sections.accuracy import relative_error
 from tuner.report.words import MISSING, gibibytes, percent, plural, predicted_seconds, seconds
-from tuner.rounding import MEASURED_DIGITS, PREDICTED_DIGITS, rounded
 from tuner.storage.record import TrialRecord
 from tuner.study_file.request import StudyRequest, TrialOptions
 from tuner.subject.ability import Ability

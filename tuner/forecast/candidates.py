@@ -14,8 +14,8 @@ from costmodels.step.memory.peak import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import StepEstimate, estimate_step
 from costmodels.surrogates.uncertainty import SIGMA, WIDE, likely_range, memory_half_width
 from hardware.arrays import FloatArray, IntArray
+from hardware.rounding import predicted
 from tuner.plans.layer_planning import shape_text
-from tuner.rounding import predicted
 from tuner.space.enumeration import Space
 from tuner.subject.contract import AbstractSubject
 from tuner.subject.problem import Problem

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hardware.rounding import predicted
 from tuner.place.search.problem import PlacementProblem
 from tuner.place.search.state import State, options_chosen
 from tuner.place.trace_rows import process_rows
 from tuner.place.workload import EMBEDDINGS, GENERATE, WEIGHTS
-from tuner.rounding import predicted
 
 WIDTH = 60
 """Characters of the step in a terminal's timeline."""

@@ -37,6 +37,7 @@ from costmodels.step.changed_layers import shape_keys
 from hardware.cluster import Cluster
 from hardware.collector import without_collector
 from hardware.device import GIB
+from hardware.rounding import predicted
 from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.axis_descent import descend
 from tuner.planners.sharding.hand_made import hand_made, layer_axes
@@ -47,7 +48,6 @@ from tuner.planners.sharding.sharding_terms import Charge, ShardingTerms, togeth
 from tuner.planners.sharding.table_forms import Forms, Row
 from tuner.planners.toast.search import ToastOptions, toast_plan
 from tuner.plans.layer_planning import LayerPlanning
-from tuner.rounding import predicted
 
 _FORMS = Forms()
 """Forms of the cost tables of all shapes."""

@@ -16,13 +16,13 @@ from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan_totals import collective_lines, collectives_by_kind
 from hardware.device import GIB
 from hardware.io.errors import ConfigError
+from hardware.rounding import predicted
 from tuner.planners.doubts import sampled_in_words
 from tuner.planners.judged import Verdict
 from tuner.planners.planning import Planned
 from tuner.planners.sharding.manumatic import Perturbed, PinReport
 from tuner.planners.sharding.pins import Pin
 from tuner.planners.toast.search import Step
-from tuner.rounding import predicted
 
 
 def of_candidate(

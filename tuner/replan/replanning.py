@@ -33,12 +33,12 @@ from optuna import Study
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.dynamics import Trace, intervals
 from hardware.io.errors import ConfigError
+from hardware.rounding import predicted
 from tuner.answers.best import best_known
 from tuner.forecast.prepared import Prepared
 from tuner.replan.cluster_states import Course, Figures, Options, Pricing, Setup, cluster_of, options_over
 from tuner.replan.network import name_hosts
 from tuner.replan.timeline import Choices, best_timeline, steps_of, unforeseen_timeline
-from tuner.rounding import predicted
 from tuner.run.studies import check_meaning
 from tuner.search.prior import ignore_progress
 from tuner.storage.opening import find_study

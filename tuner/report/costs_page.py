@@ -8,6 +8,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from hardware.io.output_file import write_output
+from hardware.rounding import by_source
 from hardware.time_units import DAY_S
 from tuner.economics.cost_words import broken_in_words, days, limits_in_words, money, offer_in_words, prices_in_words
 from tuner.economics.costs import KWH_J, CostComparison, Offer
@@ -15,7 +16,6 @@ from tuner.report.figures import CANDIDATES, DRAW_SCRIPT, FAILED, INK, drawing
 from tuner.report.markup import Html, concatenate, section, tag
 from tuner.report.page import head_of
 from tuner.report.words import MISSING, gibibytes, in_short, percent, plural
-from tuner.rounding import by_source
 from tuner.study_file.request import StudyRequest
 from tuner.subject.problem import Problem
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from costmodels.job.parallel_config import DEGREES, Value
-from tuner.rounding import measured, predicted
+from hardware.rounding import measured, predicted
 from tuner.storage.record import TrialRecord
 
 MISSING = "\N{EN DASH}"

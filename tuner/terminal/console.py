@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tuner.rounding import by_source, measured, predicted
+from hardware.rounding import by_source, measured, predicted
 from tuner.terminal.tables import degrees_in_words, has_room_for, print_table
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray

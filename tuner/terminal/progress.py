@@ -20,10 +20,10 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
+from hardware.rounding import measured, predicted
 from trials.backend import CLOCK_WORDS
 from tuner.answers.comparison import Comparison
 from tuner.calibrate.device_results import CalibrationProgress
-from tuner.rounding import measured, predicted
 from tuner.run.progress import InFlight, Progress
 from tuner.study_file.request import StudyRequest
 from tuner.terminal.console import printable, short_layout

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from hardware.rounding import by_source
 from tuner.forecast.objective import labels_of
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.ranked import Ranked
 from tuner.forecast.sizes import LEARNED
-from tuner.rounding import by_source
 from tuner.subject.ability import Ability
 from tuner.terminal.console import LAYOUT, layout_columns, say, tell_columns
 from tuner.terminal.tables import BEST, CURRENT, WORSE, print_table

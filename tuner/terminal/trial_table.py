@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from costmodels.job.parallel_config import Value
+from hardware.rounding import measured, predicted
 from tuner.answers.comparison import Comparison
 from tuner.answers.trial_rows import TrialRow
-from tuner.rounding import measured, predicted
 from tuner.terminal.console import in_words, printable, value_in_words
 from tuner.terminal.tables import BEST, WORSE
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from costmodels.job.parallel_config import DEGREES, Value
+from hardware.rounding import measured, predicted
 from trials.backend import Observation, Status
 from tuner.answers.comparison import Comparison
 from tuner.economics.device_time import duration
-from tuner.rounding import measured, predicted
 from tuner.run.next_trial import NextTrial
 from tuner.run.opening import Opening, Why
 from tuner.run.progress import Progress

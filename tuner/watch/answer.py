@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hardware.dynamics import HostEvent, LinkEvent
+from hardware.rounding import predicted
 from tuner.export import exporter_for
 from tuner.export.knob_export import with_knobs
 from tuner.forecast.prepared import Prepared
 from tuner.replan.cluster_states import Setup
 from tuner.replan.network import name_hosts
 from tuner.replan.present import Change, Present, Watched
-from tuner.rounding import predicted
 from tuner.subject.problem import Problem
 from tuner.terminal.console import config_in_words
 from tuner.watch.hosts import Look

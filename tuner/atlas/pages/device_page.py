@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from hardware.cluster_file import find_cluster
 from hardware.device import Device, find_device
+from hardware.device_figures import Figure, figures_of
 from tuner.atlas.answers import Answer
 from tuner.atlas.pages.frame import anchor, linked, model_path, page
 from tuner.atlas.pages.matrix import matrix
 from tuner.atlas.places import AtlasJob
-from tuner.catalog.device_figures import Figure, figures_of
 from tuner.report.markup import Content, Html, section, table
 
 

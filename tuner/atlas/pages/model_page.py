@@ -9,6 +9,7 @@ from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.job.model_catalog import find_model
 from hardware.cluster_file import find_cluster
 from hardware.price_file import Prices
+from hardware.rounding import predicted
 from tuner.atlas.answers import Answer, Layout
 from tuner.atlas.pages.frame import PLACE_FILE, anchor, device_path, lines, linked, page
 from tuner.atlas.pages.matrix import matrix
@@ -18,7 +19,6 @@ from tuner.atlas.words import bound_in_words, cost_of, days_of, next_in_words, s
 from tuner.economics.cost_words import money
 from tuner.report.markup import Content, Html, concatenate, section, table, tag
 from tuner.report.words import gibibytes, in_short, percent, plural, predicted_seconds
-from tuner.rounding import predicted
 
 
 def model_page(

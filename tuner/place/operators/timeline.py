@@ -7,10 +7,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from hardware.rounding import predicted
 from tuner.place.operators.graph_file import OperatorPlacement
 from tuner.place.trace_rows import process_rows
 from tuner.planners.scheduling.problem import Run, Schedule
-from tuner.rounding import predicted
 
 WIDTH = 60
 """Characters of the makespan in a terminal's timeline."""

@@ -14,12 +14,12 @@ from costmodels.simulator.stage_rows import Span, StageRow, idle_gaps, stage_row
 from costmodels.simulator.step_tasks import Role
 from costmodels.step.pipeline.passes import Kind
 from hardware.io.errors import ConfigError
+from hardware.rounding import PREDICTED_DIGITS, rounded
 from tuner.forecast.simulation import simulate_candidate
 from tuner.report.data import ReportData
 from tuner.report.figures import BACKWARD, FORWARD, INK, WEIGHT_GRADIENTS, drawing, part_colour
 from tuner.report.markup import Html, empty_section, section, tag
 from tuner.report.words import in_short, percent, plural, predicted_seconds, seconds
-from tuner.rounding import PREDICTED_DIGITS, rounded
 from tuner.space.enumeration import launchable
 
 TITLE = "Pipeline of the best configuration"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from costmodels.job.parallel_config import DEGREES
+from hardware.rounding import measured, predicted
 from trials.backend import CLOCK_WORDS
 from tuner.economics.cost_words import limited_in_words
 from tuner.economics.device_time import device_time_of, duration, hours, payback_of
@@ -13,7 +14,6 @@ from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, concatenate, section, tag
 from tuner.report.sections.outcomes import outcomes_table
 from tuner.report.words import MISSING, format_value, in_short, percent, plural, predicted_seconds, seconds
-from tuner.rounding import measured, predicted
 from tuner.storage.record import counted, excused_in_words, num_proxies, num_pruned, num_running, saved_s, step_time_of
 from tuner.subject.ability import Ability
 

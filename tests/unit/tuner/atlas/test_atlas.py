@@ -13,6 +13,7 @@ from costmodels.job.model_catalog import model_names
 from docs.site.json_keys import JSON_KEYS
 from hardware.cluster_file import cluster_names
 from hardware.device import find_device
+from hardware.device_figures import figures_of
 from hardware.io.config_file import parse_yaml
 from tests.support.studies.command_line import in_process
 from tuner.atlas.accuracy import read_accuracy
@@ -23,7 +24,6 @@ from tuner.atlas.pages.device_page import device_page
 from tuner.atlas.pages.frame import anchor
 from tuner.atlas.places import AtlasJob, named_clusters, named_models, places
 from tuner.atlas.site import write_site
-from tuner.catalog.device_figures import figures_of
 from tuner.catalog.listing import LISTINGS
 from tuner.study_file.config import load_study
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tuner.report.words import predicted_seconds, seconds
-from tuner.rounding import by_source, measured, predicted
+from hardware.rounding import by_source, measured, predicted
 
 
 @pytest.mark.parametrize(
@@ -35,10 +34,3 @@ def test_digits_follow_the_source():
         "measured": "24.91",
         "synthetic": "24.91",
     }
-
-
-def test_durations_have_units():
-    """Below a second a duration is told in milliseconds."""
-    assert (predicted_seconds(24.9134), seconds(24.9134)) == ("24.9 s", "24.91 s")
-    assert (predicted_seconds(0.0123456), seconds(0.0123456)) == ("12.3 ms", "12.35 ms")
-    assert seconds(None) == predicted_seconds(None) == "\N{EN DASH}"
