@@ -31,6 +31,7 @@ Progress goes to stderr; exit status 2 reports a mistake in the arguments.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -44,7 +45,7 @@ from benchmarks.strangers.errors import FEWEST_PUBLISHERS, fit_errors, write_acc
 from benchmarks.strangers.left_out import CACHE_HELP, profiles_without
 from benchmarks.strangers.predicting import Stranger, predict_stranger
 from benchmarks.strangers.tables import FEWEST_ROWS, mean, over_sources, print_predicted, shown
-from benchmarks.strangers.tuning import BLIND, OWN, RANKED_AFTER, Found, Search, run_search, searches_of
+from benchmarks.strangers.tuning import BLIND, OWN, RANGES_AFTER, RANKED_AFTER, Found, Search, run_search, searches_of
 from benchmarks.support.peers import missing
 from benchmarks.support.problems import Group, groups_of, read_runs
 from benchmarks.support.search_figures import figures_of_group, figures_over_groups, finite, print_searches
@@ -184,10 +185,13 @@ def _tuned(group: Group, found: Sequence[tuple[Search, Found]]) -> dict[str, Any
     """Return the figures of one group: of each line of the table, and of Meshtune under each named profile."""
     regimes: dict[str, list[Trials]] = defaultdict(list)
     rankings: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    ranges: dict[str, dict[int, list[Mapping[str, float | None]]]] = defaultdict(lambda: defaultdict(list))
     for search, result in found:
         regimes[search.regime] += result.trials
         if result.ranking is not None:
             rankings[search.regime].append(result.ranking)
+        for number, figures in result.ranges.items():
+            ranges[search.regime][number].append(figures)
     times = group.step_time_s
     return {
         **dict(zip(GROUP, group.key, strict=True)),
@@ -209,7 +213,16 @@ def _tuned(group: Group, found: Sequence[tuple[Search, Found]]) -> dict[str, Any
                 for name, taus in rankings.items()
             }
         ),
+        "ranges": {
+            name: {f"after_{number}": _mean_figures(figures) for number, figures in of_number.items()}
+            for name, of_number in ranges.items()
+        },
     }
+
+
+def _mean_figures(several: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Return the means of the figures that are there."""
+    return {key: mean([figures[key] for figures in several]) for key in several[0]}
 
 
 def _over_groups(entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
@@ -250,7 +263,7 @@ def _print(result: Mapping[str, Any]) -> None:
 
 
 def _print_ranking(entries: Sequence[Mapping[str, Any]]) -> None:
-    """Print what trials teach of the untried candidates' order, in the mean over groups."""
+    """Print what trials teach of the untried candidates' order and step times, in the mean over groups."""
     for name in entries[0]["ranking"]:
         before, after = (
             mean([entry["ranking"][name][key] for entry in entries]) for key in ("tau_before", "tau_after")
@@ -259,6 +272,22 @@ def _print_ranking(entries: Sequence[Mapping[str, Any]]) -> None:
             f"{name}: {RANKED_AFTER} trials raise Kendall's tau over the untried from {shown(before, '{:.3f}')} to "
             f"{shown(after, '{:.3f}')}"
         )
+        for number in RANGES_AFTER:
+            told = [entry["ranges"][name].get(f"after_{number}") for entry in entries]
+            if known := [figures for figures in told if figures is not None]:
+                print(f"  ranges after {number} trials, {len(known)} groups: {_ranges_in_words(_mean_figures(known))}")
+
+
+def _ranges_in_words(figures: Mapping[str, float | None]) -> str:
+    """Return what the ranges of untried candidates are worth, with the geometric mean of their widths over groups."""
+    inside, slower, told, noticed, whole = (
+        shown(figures[key], "{:.1%}") for key in ("inside", "slower", "told", "slower_told", "whole_inside")
+    )
+    width, whole_width = (math.exp(figures[key] or 0.0) for key in ("log_ratio", "whole_log_ratio"))
+    return (
+        f"{inside} inside, a width of {width:.2f}; {slower} slower, {told} told, and of {noticed} of the slower ones a "
+        f"notable chance; one range with outliers in it: {whole} inside, a width of {whole_width:.2f}"
+    )
 
 
 if __name__ == "__main__":

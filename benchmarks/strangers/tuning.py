@@ -18,7 +18,10 @@ from benchmarks.support.trial_metrics import Trials
 from costmodels.calibration.fidelity import by_setting
 from costmodels.calibration.sources import source_of
 from costmodels.job.runtime import UNKNOWN, RuntimeProfile
+from costmodels.surrogates.uncertainty import WIDE
+from hardware.arrays import FloatArray
 from tuner.search.prior import initial_posterior
+from tuner.search.step_draws import NOTABLE, StepDraws
 
 RIGHT, ANOTHER, NONE = "right profile", "another", "unknown"
 """Whether a study names the profile of the group's own runtime, one of the others, or none (`runtime: unknown`)."""
@@ -33,6 +36,12 @@ BLIND: Mapping[str, Callable[[Problem, int], AbstractSearcher]] = {"random": uni
 RANKED_AFTER = 10
 """Number of trials after which the order of the untried candidates is judged."""
 
+RANGES_AFTER = (4, 8)
+"""Numbers of trials after which the ranges of the untried candidates are judged."""
+
+NUM_DRAWS = 1_000
+"""Draws of the untried, as in the answers of a study."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Found:
@@ -42,10 +51,12 @@ class Found:
         trials: Trials of each search.
         ranking: Kendall's tau of the candidates that are untried after RANKED_AFTER trials of Meshtune: as predicted,
             and as believed after these trials; None for other searchers.
+        ranges: Figures of the ranges of the untried, after each number of RANGES_AFTER that leaves some.
     """
 
     trials: list[Trials]
     ranking: tuple[float, float] | None
+    ranges: Mapping[int, Mapping[str, float | None]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -83,22 +94,57 @@ class Search:
         seeds = 1 if self.searcher == "prior" else self.seeds
         times = self.group.step_time_s
         trials = [run_trials(make(problem, seed), self.group.outcomes, times, self.max_trials) for seed in range(seeds)]
-        return Found(trials=trials, ranking=_rank(problem, self.group) if self.searcher == "meshtune" else None)
+        if self.searcher != "meshtune":
+            return Found(trials=trials, ranking=None, ranges={})
+        ranking, ranges = _judge_untried(problem, self.group)
+        return Found(trials=trials, ranking=ranking, ranges=ranges)
 
 
-def _rank(problem: Problem, group: Group) -> tuple[float, float]:
-    """Return Kendall's tau of the candidates untried after RANKED_AFTER trials, as predicted and as believed then."""
+def _judge_untried(problem: Problem, group: Group) -> tuple[tuple[float, float], dict[int, dict[str, float | None]]]:
+    """Return Kendall's tau of the untried, as predicted and as believed after RANKED_AFTER trials, and their ranges."""
     searcher = thompson(problem, 0)
-    tried = []
-    for _ in range(min(RANKED_AFTER, len(group.runs))):
-        tried.append(searcher.ask())
-        searcher.tell(tried[-1], group.outcomes[tried[-1]])
+    rest = np.flatnonzero(np.isfinite(group.step_time_s))
+    ranges: dict[int, dict[str, float | None]] = {}
+    for number in range(1, min(RANKED_AFTER, len(group.runs)) + 1):
+        position = searcher.ask()
+        searcher.tell(position, group.outcomes[position])
+        rest = rest[rest != position]
+        if number in RANGES_AFTER and len(rest):
+            rng = np.random.default_rng(0)
+            drawn = problem.posterior.draw_steps_at(searcher.observations, rest, NUM_DRAWS, rng)
+            ranges[number] = ranges_against(drawn, group.step_time_s[rest])
     everyone = np.arange(len(group.runs))
     believed = problem.posterior.expected(searcher.observations, everyone).log_step_s
-    rest = np.setdiff1d(np.flatnonzero(np.isfinite(group.step_time_s)), tried)
     measured = group.step_time_s[rest]
     before, after = (float(kendalltau(values[rest], measured).statistic) for values in (problem.predicted_s, believed))
-    return before, after
+    return (before, after), ranges
+
+
+def ranges_against(drawn: StepDraws, measured_s: FloatArray) -> dict[str, float | None]:
+    """Return how the ranges of untried candidates hold against their measured step times [m].
+
+    Returns:
+        inside: Share inside its range.
+        told: Mean chance to be slower than it, as told.
+        slower: Share that is.
+        slower_told: Share of these whose chance is notable, so that it is told; None without any.
+        log_ratio: Median log of the upper end over the lower.
+        whole_inside, whole_log_ratio: The same of one interval of 95% that has the outlying part in it.
+    """
+    ranges = drawn.ranges()
+    low_s, high_s = (np.array([getattr(each, end) for each in ranges]) for end in ("low_s", "high_s"))
+    chances = np.array([each.slower_probability for each in ranges])
+    whole_low_s, whole_high_s = np.exp(np.quantile(drawn.log_step_s, [(1 - WIDE) / 2, (1 + WIDE) / 2], axis=0))
+    is_slower = measured_s > high_s
+    return {
+        "inside": float(np.mean((low_s <= measured_s) & ~is_slower)),
+        "told": float(chances.mean()),
+        "slower": float(is_slower.mean()),
+        "slower_told": float(np.mean(chances[is_slower] >= NOTABLE)) if is_slower.any() else None,
+        "log_ratio": float(np.median(np.log(high_s / low_s))),
+        "whole_inside": float(np.mean((whole_low_s <= measured_s) & (measured_s <= whole_high_s))),
+        "whole_log_ratio": float(np.median(np.log(whole_high_s / whole_low_s))),
+    }
 
 
 def run_search(search: Search) -> Found:

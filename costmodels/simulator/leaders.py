@@ -1,8 +1,8 @@
 """Simulated step times of several configurations, quickly enough to check the leaders of a ranking.
 
 Once a pipeline is full, most repeat themselves exactly (steady_state.py): a short step and the time of one repetition
-give the time of the whole step. Where one does not, few micro-batches are simulated whole. Of many, two short steps are
-simulated, and the rest is what the longer one takes more.
+give the time of the whole step. Where one does not, few micro-batches are simulated whole. Of many, a short step is
+simulated, and each further round takes as long as its last one.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.job.setting import Setting
 from costmodels.simulator.simulated_step import PricedStep, imbalance_s, price_step
 from costmodels.simulator.stage_prices import price_operators
-from costmodels.simulator.steady_state import repetition_s
+from costmodels.simulator.steady_state import last_round_s, repetition_s
 from costmodels.step.memory.peak import MemoryEstimate
 from costmodels.step.pipeline.schedules import of_round
 from hardware.arrays import FloatArray, IntArray
 from hardware.cluster import Cluster
 
 LEADERS = 30
-"""Number of leaders of a ranking that are worth simulating: it takes 0.2 to 1.4 s on one busy core."""
+"""Number of leaders of a ranking that are worth simulating."""
 
-SHORT_ROUNDS = (5, 7)
-"""Rounds of micro-batches of the two short steps. Filling and emptying the pipeline take less than two rounds each."""
+SHORT_ROUNDS, LONG_ROUNDS = 5, 8
+"""Rounds of micro-batches of a short step, and those from which on a step is long. Pipelines that do not repeat
+themselves exactly keep their rate from the fourth round on."""
 
 
 def is_worth_simulating(cluster: Cluster) -> bool:
@@ -54,26 +55,23 @@ def simulated_times_s(setting: Setting, grid: ConfigGrid, at: IntArray, *, memor
 
 
 def _makespan_s(step: PricedStep) -> float:
-    """Return the time of a step's tasks, from one or two short steps if these suffice [s]."""
+    """Return the time of a step's tasks, from a short step if it suffices [s]."""
     config, numbers = step.config, [kind.micro_batches for kind in step.replicas]
     whole, num_kinds = numbers[0], len(numbers)
     size = config.pp if config.vpp == 1 else int(of_round(np.array(whole), config.pp))
-    short, longer = (rounds * size for rounds in SHORT_ROUNDS)
-    is_long = not config.assignment.micro_batches and short + longer < whole
-    known_s: dict[int, float] = {}
+    is_long = not config.assignment.micro_batches and whole > LONG_ROUNDS * size
     least, repeats = _first_try(config, whole, size, is_long=is_long)
     if num_kinds == 1 and least < whole:
         tasks, timeline = step.run(step.orders([least]))
         each_s = repetition_s(tasks, timeline, repeats)
         if each_s is not None:
             return timeline.makespan_s + each_s / repeats * (whole - least)
-        known_s[least] = timeline.makespan_s
     if not is_long:
         return step.run(step.orders(numbers))[1].makespan_s
-    for number in (short, longer):
-        if number not in known_s:
-            known_s[number] = step.run(step.orders([number] * num_kinds))[1].makespan_s
-    return known_s[longer] + (known_s[longer] - known_s[short]) / (longer - short) * (whole - longer)
+    short = SHORT_ROUNDS * size
+    if num_kinds > 1 or least != short:
+        tasks, timeline = step.run(step.orders([short] * num_kinds))
+    return timeline.makespan_s + last_round_s(tasks, timeline, size) / size * (whole - short)
 
 
 def _first_try(config: ParallelConfig, whole: int, size: int, *, is_long: bool) -> tuple[int, int]:
@@ -86,5 +84,5 @@ def _first_try(config: ParallelConfig, whole: int, size: int, *, is_long: bool) 
     if config.vpp == 1:
         return max(2 * size, 3), 1
     if is_long:
-        return SHORT_ROUNDS[0] * size, size
+        return SHORT_ROUNDS * size, size
     return (4 * size if whole >= 8 * size else whole), size

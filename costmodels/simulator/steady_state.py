@@ -6,7 +6,7 @@ the two happens again, for as long as the order of the passes goes on alike. Und
 has run its last forward pass, because no stage is ahead of the first one in forward passes. So a step of more
 micro-batches takes a whole number of repetitions longer, and is the same before and after them.
 
-Letters: l kinds of tasks that are alike but for their micro-batch, m micro-batches.
+Letters: l kinds of tasks that are alike but for their micro-batch, m micro-batches, k kinds of replicas.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def repetition_s(tasks: StepTasks, timeline: Timeline, size: int) -> float | Non
     """
     times = _times_of(tasks, timeline)
     # The two moments: the end of the first stage's last forward pass, and that of the one `size` micro-batches before.
-    first_s, second_s = times.end_s[times.last_forward, [-1 - size, -1]].tolist()
+    first_s, second_s = times.end_s[times.last_forward[0], [-1 - size, -1]].tolist()
     lasts_s = second_s - first_s
     near_s, amplified_s = _ROUNDING * lasts_s, _AMPLIFIED * lasts_s
     if not 0 < lasts_s < np.inf:
@@ -65,6 +65,21 @@ def repetition_s(tasks: StepTasks, timeline: Timeline, size: int) -> float | Non
     return lasts_s if is_alike else None
 
 
+def last_round_s(tasks: StepTasks, timeline: Timeline, size: int) -> float:
+    """Return the time between the first stage's last forward pass and that of `size` micro-batches before [s].
+
+    Of several kinds of replicas, it is that of the slowest, which the others wait for.
+
+    Args:
+        tasks: Tasks of a step in which all kinds of replicas have the same number of micro-batches.
+        timeline: Times at which they ran.
+        size: Number of micro-batches after which the order of passes is the same again.
+    """
+    times = _times_of(tasks, timeline)
+    ends_s = times.end_s[times.last_forward]
+    return float((ends_s[:, -1] - ends_s[:, -1 - size]).max())
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Times:
     """Times of a step's tasks by micro-batch, and of those that run once.
@@ -73,7 +88,7 @@ class _Times:
         start_s: Begin of each task that every micro-batch has [s], [l, m]; -inf, or late inf, where one lacks it.
         end_s: End of each of these tasks [s], [l, m].
         route: Number of the route that each of these tasks took [l, m].
-        last_forward: Row of the first stage's forward passes through its last chunk.
+        last_forward: Row of the first stage's forward passes through its last chunk, of each kind of replicas [k].
         other_start_s: Begin of each other task: of traffic of weights, and of passes that are cut because of it [s].
         other_end_s: End of each other task [s].
     """
@@ -81,7 +96,7 @@ class _Times:
     start_s: FloatArray
     end_s: FloatArray
     route: IntArray
-    last_forward: int
+    last_forward: IntArray
     other_start_s: FloatArray
     other_end_s: FloatArray
 
@@ -112,7 +127,12 @@ def _times_of(tasks: StepTasks, timeline: Timeline) -> _Times:
         start_s=table(timeline.start_s),
         end_s=table(timeline.end_s),
         route=route,
-        last_forward=rows[Label(Role.PASS, 0, 0, Kind.FORWARD, virtual=(config.vpp - 1) * config.pp)],
+        last_forward=np.array(
+            [
+                rows[Label(Role.PASS, kind, 0, Kind.FORWARD, virtual=(config.vpp - 1) * config.pp)]
+                for kind in range(tasks.num_kinds)
+            ]
+        ),
         other_start_s=timeline.start_s[~repeated],
         other_end_s=timeline.end_s[~repeated],
     )

@@ -306,12 +306,14 @@ class Fitted:
         process: Posterior process. The measured candidates come first among its observations, the bounded ones last.
         surprise: Variance of each measured candidate's independent residual beyond the noise of the process [t].
         log_weight: Logarithm of prior probability times likelihood of the trials.
+        is_regular: Whether unmeasured candidates are drawn as if none were an outlier.
     """
 
     hypothesis: Hypothesis
     process: GaussianProcess
     surprise: FloatArray
     log_weight: float
+    is_regular: bool = False
 
     def draw(
         self, seen: Seen, num_draws: int, rng: np.random.Generator, beside: NDArray[np.float32] | None
@@ -372,8 +374,8 @@ class Fitted:
         return float((before[0] + found) / (before[0] + before[1] + len(self.surprise)))
 
     def _outlier_size(self) -> float:
-        """Return the expected log excess of an outlier."""
-        return float(np.mean([OUTLIER_SIZE, *np.sqrt(self.surprise[self.surprise > 0])]))
+        """Return the expected log excess of an outlier; 0 if none is to be one."""
+        return 0.0 if self.is_regular else float(np.mean([OUTLIER_SIZE, *np.sqrt(self.surprise[self.surprise > 0])]))
 
     def mean_and_deviation(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return mean and standard deviation of the log quantity at candidates `at` as if unmeasured, each [m]."""
@@ -457,6 +459,14 @@ class Surrogate:
             seen=replace(self.seen, measured=measured, bounded=bounded),
             fitted=tuple(replace(one, hypothesis=one.hypothesis.take(rows)) for one in self.fitted),
         )
+
+    @property
+    def regular(self) -> Surrogate:
+        """Posterior as if no unmeasured candidate were an outlier.
+
+        From generators in the same state, its draws are the same but for the excess of outliers.
+        """
+        return replace(self, fitted=tuple(replace(one, is_regular=True) for one in self.fitted))
 
     def without_trials(self, at: IntArray) -> tuple[FloatArray, FloatArray]:
         """Return mean [m] and covariance [m, m] of candidates under the most probable hypothesis, had no trial run."""

@@ -47,6 +47,11 @@ _SOURCE = (
     "origin of the step time: `measured`, `synthetic` (simulated), `learned` (from trials of other configurations) or "
     "`predicted`"
 )
+_REGULAR = " (once trials have taught, if the configuration behaves like those measured)"
+_SLOWER = (
+    "probability that the step is slower than `step_time_range_s` says, since something may slow it down that no trial "
+    "has shown"
+)
 _BASIS = {
     "taught_by_trials": "number of candidates whose trials the answer rests on; 0 for the cost model's predictions",
     "looked_in": "storage in which trials were looked for",
@@ -198,7 +203,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             **_BASIS,
             "step_time_log_error": "half-width of the 68% interval of the logarithm of the step time",
             "unnamed_step_time_s": "the step time under `runtime: unknown`, of which nothing is fitted [s]",
-            "step_time_range_s": "range that contains the step time with a probability of 95% [s]",
+            "step_time_range_s": f"range that contains the step time with a probability of 95%{_REGULAR} [s]",
             "step_time_from_constants": "contributions of the most uncertain constants to this error",
             "step_time_from_cluster": "contribution of a cluster that no fit has seen; 0 after `calibrate --measured`",
             "peak_memory_log_error": "half-width of the 68% interval of the logarithm of the peak memory",
@@ -210,6 +215,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "micro-batch, `optimizer_s`, and `collectives` of a rank in a step: `name`, `kind`, `phase`, `size_bytes` "
             "of a message (whole, as it is before a scatter and after a gather), `ranks` of its group and `count`",
         },
+        "of a step that trials taught, also": {"slower_probability": _SLOWER},
         "with `--plan`, or a planner, also": {"plan": "sharding of the layers and its communication"},
     },
     "simulate": {
@@ -221,7 +227,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "operator_events": "number of operators and collectives in the step",
             "stages": "device and idle share of the step, for each stage of each distinct replica",
             "taught": "what trials taught of this configuration: `step_time_s`, its 95% range `step_time_range_s`, "
-            "`source`, `outcome`, `peak_memory_bytes` and `fits`, as `predict` has them; null without trials",
+            "`slower_probability`, `source`, `outcome`, `peak_memory_bytes` and `fits`, as `predict` has them; null "
+            "without trials",
             **_BASIS,
         },
         "with `--trace`, also": {"trace": "trace file that was written"},
@@ -233,7 +240,8 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
                 "`tokens_per_s_per_device` and `source`: `measured` or `synthetic` if a trial has completed, `learned` "
                 "from other trials, `simulated` for the leaders where hosts or links are unlike, or `predicted`; "
                 "`step_time_range_s` and `fit_probability`, the range that holds the step time with a probability of "
-                "95% [s] and the probability to fit in memory, both null where errors are not known; `speedup`, `mfu`; "
+                f"95%{_REGULAR} [s] and the probability to fit in memory, both null where errors are not known; "
+                f"once trials have taught, `slower_probability`, the {_SLOWER}; `speedup`, `mfu`; "
                 "`shares` of the predicted step, the largest first: `compute`, `memory traffic` (what it adds to the "
                 "operators, and the optimizer's pass), `network` (communication that nothing hides), `host`, `bubble` "
                 "and `overhead`; `bound_by`, the first of these; `exposed`, the degree whose communication takes most, "
@@ -257,9 +265,10 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
             "limits": "`max_days` and `max_cost`; null where there is no such limit",
             "front": "what the front weighs against time: `cost`, or `energy` where nothing has a price",
             "offers": "for each size of each cluster: `cluster`, the keys of `sizes`, `days` and `cost` with their 95% "
-            "ranges, `device_hours`, `energy_kwh`, `fit_probability`, `on_front`, `front_chance` (probability of being "
-            "on the front of all), `breaks` (limits that it breaks), `chance_within` (probability of keeping them) and "
-            "`nearest` (position of the nearest offer on the front, for one that breaks a limit)",
+            "ranges, `slower_probability` as in `rank` (null where trials say nothing), `device_hours`, `energy_kwh`, "
+            "`fit_probability`, `on_front`, `front_chance` (probability of being on the front of all), `breaks` "
+            "(limits that it breaks), `chance_within` (probability of keeping them) and `nearest` (position of the "
+            "nearest offer on the front, for one that breaks a limit)",
             "fastest": "position of the fastest offer within the limits; null without one",
             "cheapest": "position of the cheapest one, or of the one of least energy",
             "nearest_miss": "position of the offer that exceeds the limits least, if none keeps them; else null",
@@ -543,8 +552,9 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "": {
             "tokens": "number of tokens of the training",
             "trainings": "training today (`current` or `baseline`) and with the best configuration: `devices`, "
-            "`config`, `source` of the step time, `step_time_s`, `seconds` with its 95% range, `device_hours` and, "
-            "with prices, `cost`; `breaks` names the study's limits that it breaks",
+            "`config`, `source` of the step time, `step_time_s`, `seconds` with its 95% range and the "
+            "`slower_probability` of `predict` (null where it is measured, or no trial told), `device_hours` and, with "
+            "prices, `cost`; `breaks` names the study's limits that it breaks",
             "sizes": "training on each number of hosts of `--hosts`, with the same keys",
             "sizes_without": "numbers of hosts on which nothing fits, with the reason",
             "saved_device_hours": "device-hours that the best configuration saves by the gain; null without two of one "

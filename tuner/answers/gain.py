@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from costmodels.job.parallel_config import ParallelConfig
-from hardware.arrays import FloatArray
 from hardware.rounding import measured, predicted
 from trials.backend import Status
 from tuner.answers.reference import Reference
 from tuner.forecast.candidates import Candidates, predict_candidate
 from tuner.search.gain import COVERED, GAIN_DRAWS, KnownGain, gain_in, gain_quantiles
 from tuner.search.observations import EXPLORING, observations_of
+from tuner.search.step_draws import StepDraws
 from tuner.storage.record import TrialRecord
 from tuner.subject.problem import Problem
 
@@ -30,7 +30,7 @@ LUCK_WORTH_TELLING = 0.03
 """Smallest log ratio of the measured gain to the gain that is reported."""
 
 
-DrawSteps = Callable[[Sequence[ParallelConfig], int], FloatArray | None]
+DrawSteps = Callable[[Sequence[ParallelConfig], int], StepDraws | None]
 """Function that draws the log step times of configurations jointly [M, m]; None where no trial taught them."""
 
 
@@ -215,7 +215,7 @@ def compared_by_prediction(
         none = observations_of([], lambda _: None)
         at, rng = np.array([own, best], dtype=np.int64), np.random.default_rng(0)
         drawn = problem.subject.prior(grid, None).draw_steps_at(none, at, GAIN_DRAWS, rng)
-    low, gain, high = gain_quantiles(drawn[:, 0] - drawn[:, 1])
+    low, gain, high = gain_quantiles(drawn.log_step_s[:, 0] - drawn.log_step_s[:, 1])
     return Compared(reference=reference, known=known, gain=gain, interval=(low, high))
 
 

@@ -90,8 +90,8 @@ def predict_taught(
         | {
             "step_time_s": found.step_time_s,
             **speed_of(problem, found.step_time_s),
-            "step_time_log_error": found.log_error,
-            "step_time_range_s": list(found.range_s),
+            "step_time_log_error": found.range.log_error,
+            **found.range.as_json(),
             "peak_memory_bytes": int(found.peak_bytes),
             "peak_memory_log_error": half_width(None, SIGMA) * found.peak_log_error,
             "peak_memory_range_bytes": list(

@@ -16,6 +16,7 @@ from tuner.answers.reference import Reference, reference_among
 from tuner.forecast.bounds import NETWORK, shares_of
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.ranked import Ranked, row_of
+from tuner.search.step_draws import STEP_RANGE
 
 FIRST = "first"
 """Name of the fastest candidate as the one that others are compared with."""
@@ -45,8 +46,8 @@ def rank_rows(prepared: Prepared, basis: Basis, ranked: Ranked, places: Sequence
         row = row_of(prepared, ranked, place)
         rows.append(
             row
+            | ranges[at]
             | {
-                "step_time_range_s": ranges[at],
                 "speedup": compared_s / row["step_time_s"],
                 "mfu": problem.subject.utilisation(row["step_time_s"]),
                 "fit_probability": chances[at],
@@ -83,18 +84,21 @@ def _position_of(prepared: Prepared, reference: Reference) -> int | None:
 
 def _errors(
     prepared: Prepared, basis: Basis, ranked: Ranked, positions: IntArray
-) -> tuple[list[list[float] | None], list[float | None]]:
-    """Return the range of 95% of each step time [s], and the probability of each to fit; None where it is not known."""
+) -> tuple[list[dict[str, Any]], list[float | None]]:
+    """Return the range of 95% of each step time by its key, and the probability of each to fit; None if not known.
+
+    Once trials have taught, the chance of a step to be slower than its range is there too.
+    """
     problem, space = prepared.problem, prepared.candidates.space
     if basis.taught is not None:
         assert ranked.fit_probability is not None, "the posterior judges every candidate"
-        return basis.taught.step_ranges_s(positions), ranked.fit_probability[positions].tolist()
+        return basis.taught.step_ranges(positions), ranked.fit_probability[positions].tolist()
     memory = space.memory.take(positions)
     uncertainty = problem.subject.uncertainty(space.grid.take(positions), memory)
     if uncertainty is None:
-        return [None] * len(positions), [None] * len(positions)
-    ranges: list[list[float] | None] = [
-        list(likely_range(float(ranked.step_time_s[position]), float(error)))
+        return [{STEP_RANGE: None}] * len(positions), [None] * len(positions)
+    ranges: list[dict[str, Any]] = [
+        {STEP_RANGE: list(likely_range(float(ranked.step_time_s[position]), float(error)))}
         for position, error in zip(positions, uncertainty.log_error_95, strict=True)
     ]
     chance = memory.probability_of_fit(problem.options.memory_headroom, memory_error_of(problem.setting.runtime))

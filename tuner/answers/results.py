@@ -54,6 +54,7 @@ class CostModelFigures(TypedDict):
 class Prediction(CostModelFigures):
     """Prediction of `predict` and of `meshtune predict --json`."""
 
+    slower_probability: NotRequired[float]
     breakdown_s: dict[str, float]
     memory_bytes: dict[str, float]
     memory_capacity_bytes: int
@@ -73,7 +74,7 @@ class RankedCandidate(TypedDict):
     """Candidate that `rank` returns: its figures, and the dimensions that the study searches.
 
     Knobs of the study stand among them by their own names. The keys from `step_time_range_s` on come with rankings that
-    tell their errors and what bounds each step.
+    tell their errors and what bounds each step; `slower_probability` comes once trials have taught.
     """
 
     pp: NotRequired[int]
@@ -101,6 +102,7 @@ class RankedCandidate(TypedDict):
     cost_per_token: NotRequired[float]
     energy_per_token: NotRequired[float]
     step_time_range_s: NotRequired[list[float] | None]
+    slower_probability: NotRequired[float | None]
     fit_probability: NotRequired[float | None]
     speedup: NotRequired[float]
     mfu: NotRequired[float | None]

@@ -24,8 +24,7 @@ from costmodels.calibration.sources import MeasuredSetting
 from costmodels.job.parallel_config import DEGREES, FURTHER_DIMENSIONS, ConfigGrid, ParallelConfig, Value, concatenate
 from costmodels.job.setting import Setting
 from costmodels.step.memory.peak import MemoryEstimate
-from costmodels.surrogates.uncertainty import SIGMA, WIDE
-from hardware.arrays import FloatArray, IntArray
+from hardware.arrays import IntArray
 from hardware.io.errors import quote_value
 from trials.backend import Status
 from tuner.forecast.prepared import Prepared
@@ -35,6 +34,7 @@ from tuner.search.implied import ImpliedFailures
 from tuner.search.observations import Observations, observations_on
 from tuner.search.posterior import LIKELY, Expected, Posterior
 from tuner.search.prior import initial_posterior
+from tuner.search.step_draws import SLOWER, STEP_RANGE, StepDraws, StepRange
 from tuner.storage.history import past_of
 from tuner.storage.record import MEANING, TrialRecord, fastest, records_of
 from tuner.study_file.meaning import first_difference
@@ -45,9 +45,6 @@ OnProgress = Callable[[str], None]
 
 NUM_DRAWS = 1_000
 """Number of draws of a step time, whose quantiles its intervals are."""
-
-TAILS = tuple((1 - covered) / 2 for covered in (WIDE, SIGMA))
-"""Share of the draws below the lower end of an interval of 95% and of one of 68%."""
 
 CARRIED = ("sequence_length", "global_batch_size")
 """Keys of a job in which that of the trials may differ, and still teaches."""
@@ -67,8 +64,7 @@ class TaughtStep:
     Attributes:
         source: Source of its step time: `measured`, `synthetic`, or `learned` from other trials.
         step_time_s: Step time: that of its own trials, or the mean of the posterior [s].
-        range_s: Range that contains it with a probability of 95% [s].
-        log_error: Half-width of the 68% interval of its logarithm.
+        range: Range that contains it with a probability of 95%, and the chance that it is slower.
         peak_bytes: Peak memory of the fullest device, from the same source [bytes].
         peak_log_error: Standard deviation of the logarithm of the peak; 0 if it was measured.
         fits: Whether it ran, or is expected to fit and run.
@@ -78,8 +74,7 @@ class TaughtStep:
 
     source: str
     step_time_s: float
-    range_s: tuple[float, float]
-    log_error: float
+    range: StepRange
     peak_bytes: float
     peak_log_error: float
     fits: bool
@@ -178,7 +173,7 @@ class Taught:
 
     def draw_steps(
         self, chosen: Sequence[ParallelConfig], num_draws: int, settings: Sequence[Setting] = ()
-    ) -> FloatArray | None:
+    ) -> StepDraws | None:
         """Return joint draws of log step times [M, m]; None if the trials say nothing of one of them.
 
         Args:
@@ -206,14 +201,13 @@ class Taught:
         )
         return posterior.draw_steps_at(self.observations, rows, num_draws, rng)
 
-    def step_ranges_s(self, positions: IntArray) -> list[list[float] | None]:
-        """Return the range of 95% of the step time of some of the study's candidates [s]; None where none is known."""
+    def step_ranges(self, positions: IntArray) -> list[dict[str, Any]]:
+        """Return the ranges of the step times of some of the study's candidates by their keys; None where not known."""
         grid = self.prepared.candidates.space.grid
         drawn = self.draw_steps([grid.config(int(position)) for position in positions], NUM_DRAWS)
         if drawn is None:
-            return [None] * len(positions)
-        low_s, high_s = np.exp(np.quantile(drawn, [TAILS[0], 1 - TAILS[0]], axis=0))
-        return [[float(low), float(high)] for low, high in zip(low_s, high_s, strict=True)]
+            return [{STEP_RANGE: None, SLOWER: None}] * len(positions)
+        return [found.as_json() for found in drawn.ranges()]
 
     def _is_own(self, setting: Setting) -> bool:
         """Return whether a setting is that of the trials."""
@@ -269,17 +263,15 @@ class Taught:
         judged = self._judge(every, rows, same_as, memory, is_own=at is not None)
         is_known = int(same_as[0]) in self.observations.measured
         at_same = same_as if is_known else rows
-        drawn = every.posterior.draw_steps_at(self.observations, at_same, NUM_DRAWS, np.random.default_rng(0))[:, 0]
+        drawn = every.posterior.draw_steps_at(self.observations, at_same, NUM_DRAWS, np.random.default_rng(0))
         if is_known and at is None:  # the same layout while links are slow errs as it was seen to err
-            drawn += math.log(judged.step_time_s[0]) - np.median(drawn)
-        low, below, above, high = np.quantile(drawn, [TAILS[0], TAILS[1], 1 - TAILS[1], 1 - TAILS[0]]).tolist()
+            drawn = drawn.shifted(math.log(judged.step_time_s[0]) - float(np.median(drawn.log_step_s)))
         needed = None if at in self.observations.peaks_bytes else every.posterior.memory_after(self.observations)
         log_error = 0.0 if needed is None else float(needed.mean_and_deviation(rows)[1][0])
         return TaughtStep(
             source=self.prepared.request.trials.backend.origin if judged.is_measured[0] else LEARNED,
             step_time_s=float(judged.step_time_s[0]),
-            range_s=(math.exp(low), math.exp(high)),
-            log_error=(above - below) / 2,
+            range=drawn.ranges()[0],
             peak_bytes=float(judged.peak_bytes[0]),
             peak_log_error=log_error,
             fits=bool(judged.fits[0]),

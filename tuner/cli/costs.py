@@ -174,16 +174,20 @@ def _dimensions(problem: Problem, found: CostComparison) -> tuple[str, ...]:
 
 def _print(problem: Problem, found: CostComparison) -> None:
     from tuner.economics.cost_words import broken_in_words, limits_in_words, offer_in_words, prices_in_words
+    from tuner.search.step_draws import BEYOND, BEYOND_IN_WORDS, chance_in_words
 
     per_step = problem.setting.job.tokens_per_step
     say(f"{found.tokens:.4g} tokens are {found.steps:,} steps of {per_step:,} tokens; {prices_in_words(found)}.")
     header = ["", "cluster", "hosts", "devices", "step [s]", "days", "95%"]
     header += ["cost", "95%"] if found.has_cost else []
+    has_chances = any(chance_in_words(offer.slower_probability) for offer in found.offers)
+    header += [BEYOND] if has_chances else []
     header += ["MWh", "fits", "front", "configuration"]
     dimensions = _dimensions(problem, found)
-    print_table(
-        header, [_row(offer, found, dimensions) for offer in found.offers if offer.fits], left=(1, len(header) - 1)
-    )
+    rows = [_row(offer, found, dimensions, has_chances) for offer in found.offers if offer.fits]
+    print_table(header, rows, left=(1, len(header) - 1))
+    if has_chances:
+        say(f"{BEYOND}: {BEYOND_IN_WORDS}")
     for offer in found.offers:
         if not offer.fits:
             say(f"{offer.cluster.name}, {hosts_in_words(offer.size.hosts)}: {offer.size.reason}")
@@ -216,9 +220,10 @@ def _chance(offer: Offer, found: CostComparison) -> str:
     return f"; keeps the limits with probability {offer.chance_within:.0%}" if found.limits.are_set else ""
 
 
-def _row(offer: Offer, found: CostComparison, dimensions: tuple[str, ...]) -> list[str]:
+def _row(offer: Offer, found: CostComparison, dimensions: tuple[str, ...], has_chances: bool) -> list[str]:
     from tuner.economics.cost_words import days, money
     from tuner.economics.costs import KWH_J
+    from tuner.search.step_draws import chance_in_words
 
     assert offer.size.config is not None, "the table lists what fits"
     values = {name: value for name, value in offer.size.config.values(dimensions).items() if value != 1}
@@ -237,6 +242,7 @@ def _row(offer: Offer, found: CostComparison, dimensions: tuple[str, ...]) -> li
         days(offer.seconds),
         f"{days(low)} to {days(high)}",
         *cost,
+        *([chance_in_words(offer.slower_probability)] if has_chances else []),
         "-" if offer.energy_j is None else f"{offer.energy_j / KWH_J / 1e3:,.3g}",
         f"{offer.size.fit_probability:.0%}",
         f"{offer.front_chance:.0%}",

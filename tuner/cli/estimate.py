@@ -84,6 +84,7 @@ def _print(found: TrainingEstimate, request: StudyRequest) -> None:
     from hardware.time_units import HOUR_S
     from tuner.economics.device_time import duration, hours
     from tuner.search.gain import COVERED
+    from tuner.search.step_draws import slower_in_words
 
     steps = found.trainings[0].steps
     per_step = request.problem.setting.job.tokens_per_step
@@ -93,7 +94,7 @@ def _print(found: TrainingEstimate, request: StudyRequest) -> None:
         typer.echo(f"{training.label}: {in_words(training.config.values(request.problem.dimensions))}")
         if training.range_s is not None:
             low, high = (duration(training.steps * step_s) for step_s in training.range_s)
-            typer.echo(f"  {low} to {high} with probability 95%")
+            typer.echo(f"  {low} to {high} with probability 95%{slower_in_words(training.slower_probability)}")
     saved, between, compared = found.saved_device_hours, found.saved_device_hours_interval, found.compared
     if compared is not None and compared.reason:
         say(compared.not_compared)

@@ -126,6 +126,7 @@ def predict(
     They are what the study's trials measured or taught, and predicted by the cost model without trials.
     """
     from tuner.answers.predictions import predict_taught
+    from tuner.search.step_draws import SLOWER, slower_in_words
 
     own = load(study, overrides, storage)
     request, missing = at_time(own, at, network)
@@ -148,7 +149,8 @@ def predict(
     typer.echo(speed_in_words(payload) + ("" if of_cost_model is None else f" ({_source_in_words(payload)})"))
     if of_cost_model is not None:
         low_s, high_s = payload["step_time_range_s"]
-        typer.echo(f"  {predicted(low_s)} to {predicted(high_s)} s with probability 95%")
+        slower = slower_in_words(payload[SLOWER])
+        typer.echo(f"  {predicted(low_s)} to {predicted(high_s)} s with probability 95%{slower}")
         typer.echo(f"  the cost model alone predicts {predicted(of_cost_model['step_time_s'])} s, of which:")
     elif "step_time_range_s" in payload:
         _print_step_range(payload)
@@ -262,7 +264,7 @@ def simulate(
         typer.echo(f"wrote {printable(str(trace))}; ui.perfetto.dev opens it", err=True)
 
 
-_TOLD = ("step_time_s", "step_time_range_s", "source", "outcome", "peak_memory_bytes", "fits")
+_TOLD = ("step_time_s", "step_time_range_s", "slower_probability", "source", "outcome", "peak_memory_bytes", "fits")
 """Keys of what trials taught of a simulated step."""
 
 
@@ -312,7 +314,8 @@ def rank(
 
     Beside each step time stand the range that holds it with a probability of 95%, the speed-up over the current
     configuration (without one, over the baseline or else the first), MFU, memory and the probability to fit, and what
-    takes most of the step: compute, memory traffic, network, host, bubble or overhead.
+    takes most of the step: compute, memory traffic, network, host, bubble or overhead. Once trials have ended, the
+    range is that of a configuration that behaves like those measured, and `beyond` the chance that it is slower.
 
     With --tokens, print which clusters and sizes train the model when and for how much, and which of them no other
     beats in both.

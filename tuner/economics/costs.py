@@ -10,7 +10,7 @@ Letters: n offers, M draws.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from tuner.answers.predictions import judge_of
 from tuner.forecast.pareto import front_chances, pareto_front
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.sizes import PREDICTED, Size, best_by_size
+from tuner.search.step_draws import SLOWER, StepRange
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
 
 KWH_J = 3.6e6
@@ -49,6 +50,7 @@ class Offer:
         size: Cluster with its best predicted configuration, or the reason why there is none.
         seconds: Time of all steps [s]; inf where nothing fits.
         seconds_range: 95% interval of it [s].
+        slower_probability: Probability of a time beyond that interval; None where trials say nothing of it.
         cost: Cost; None without a price.
         cost_range: 95% interval of it; None without a price.
         energy_j: Energy of all hosts [J]; None where no power is known.
@@ -62,6 +64,7 @@ class Offer:
     size: Size
     seconds: float = math.inf
     seconds_range: tuple[float, float] = (math.inf, math.inf)
+    slower_probability: float | None = None
     cost: float | None = None
     cost_range: tuple[float, float] | None = None
     energy_j: float | None = None
@@ -98,6 +101,7 @@ class Offer:
             **self.size.as_json(dimensions),
             "days": self.days if self.fits else None,
             "days_range": [seconds / DAY_S for seconds in self.seconds_range] if self.fits else None,
+            SLOWER: self.slower_probability,
             "device_hours": self.device_hours if self.fits else None,
             "cost": self.cost,
             "cost_range": None if self.cost_range is None else list(self.cost_range),
@@ -222,7 +226,7 @@ def compare_costs(
     return CostComparison(
         tokens=tokens,
         steps=steps,
-        offers=tuple(_with_nearest(_with_chances(offers, _draw_factors(offers, basis), limits, has_cost))),
+        offers=tuple(_with_nearest(_with_chances(offers, *_draw_factors(offers, basis), limits, has_cost))),
         limits=limits,
         prices=prices,
         has_cost=has_cost,
@@ -230,28 +234,36 @@ def compare_costs(
     )
 
 
-def _draw_factors(offers: Sequence[Offer], basis: Basis) -> FloatArray:
-    """Draw true over told step times of the offers that fit jointly [M, n], by the trials or else by the cost model."""
+def _draw_factors(offers: Sequence[Offer], basis: Basis) -> tuple[FloatArray, dict[int, StepRange]]:
+    """Draw true over told step times of the offers that fit jointly [M, n], by the trials or else by the cost model.
+
+    With them comes the range of each step that trials told, by its place among those that fit.
+    """
     fitting = [offer.size for offer in offers if offer.fits]
     sources = [error_sources(size.setting, size.config) for size in fitting if size.config is not None]
     if not sources:
-        return np.ones((NUM_DRAWS, 0))
+        return np.ones((NUM_DRAWS, 0)), {}
     log_factors = draw_log_errors(sources, NUM_DRAWS, np.random.default_rng(0))
+    ranges: dict[int, StepRange] = {}
     learned = [at for at, size in enumerate(fitting) if size.source != PREDICTED]
     if basis.taught and learned:
         chosen = [size.config for size in fitting if size.source != PREDICTED and size.config is not None]
         drawn = basis.taught.draw_steps(chosen, NUM_DRAWS, [fitting[at].setting for at in learned])
         assert drawn is not None, "the trials have told of these"
-        log_factors[:, learned] = drawn - np.log([fitting[at].step_time_s for at in learned])
-    return np.exp(log_factors)
+        log_factors[:, learned] = drawn.log_step_s - np.log([fitting[at].step_time_s for at in learned])
+        ranges = dict(zip(learned, drawn.ranges(), strict=True))
+    return np.exp(log_factors), ranges
 
 
-def _with_chances(offers: Sequence[Offer], factors: FloatArray, limits: Limits, has_cost: bool) -> list[Offer]:
+def _with_chances(
+    offers: Sequence[Offer], factors: FloatArray, ranges: Mapping[int, StepRange], limits: Limits, has_cost: bool
+) -> list[Offer]:
     """Return the offers with their intervals, chances, broken limits, and whether they are on the front.
 
     Args:
         offers: Offers.
         factors: Draws of true over told step times of the offers that fit [M, n].
+        ranges: Range of each step that trials told, by its place among those that fit.
         limits: Limits of the training.
         has_cost: Whether the front is that of time and cost.
     """
@@ -264,10 +276,12 @@ def _with_chances(offers: Sequence[Offer], factors: FloatArray, limits: Limits, 
     found = list(offers)
     for place, (position, offer) in enumerate(zip(at, fitting, strict=True)):
         factor = factors[:, place]
-        ends = _ends_of(offer.size, factor)
+        told = ranges.get(place)
+        ends = _ends_of(offer.size, told)
         found[position] = replace(
             offer,
             seconds_range=(offer.seconds * ends[0], offer.seconds * ends[1]),
+            slower_probability=None if told is None else told.slower_probability,
             cost_range=None if offer.cost is None else (offer.cost * ends[0], offer.cost * ends[1]),
             breaks=limits.broken_by(offer.days, offer.cost),
             chance_within=float(np.mean(_keeps(offer, limits, factor))),
@@ -280,12 +294,12 @@ def _with_chances(offers: Sequence[Offer], factors: FloatArray, limits: Limits, 
     return found
 
 
-def _ends_of(size: Size, factor: FloatArray) -> tuple[float, float]:
-    """Return both ends of the 95% interval of true over told step time, of draws [M] or as the cost model has it."""
-    if size.source == PREDICTED and size.config is not None:
-        return likely_range(1.0, error_sources(size.setting, size.config).log_error_95)
-    low, high = np.quantile(factor, [0.025, 0.975]).tolist()
-    return low, high
+def _ends_of(size: Size, told: StepRange | None) -> tuple[float, float]:
+    """Return both ends of the 95% interval of true over told step time, by trials or else as the cost model has it."""
+    if told is not None:
+        return told.low_s / size.step_time_s, told.high_s / size.step_time_s
+    assert size.config is not None, "it fits"
+    return likely_range(1.0, error_sources(size.setting, size.config).log_error_95)
 
 
 def _with_nearest(offers: Sequence[Offer]) -> list[Offer]:

@@ -24,6 +24,7 @@ from tuner.economics.device_time import device_time_of
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.sizes import best_by_size
 from tuner.search.proxy.extrapolation import Extrapolated
+from tuner.search.step_draws import SLOWER
 from tuner.storage.record import TrialRecord, read_records
 from tuner.study_file.cost_keys import NO_LIMITS, Limits
 from tuner.study_file.request import Economics
@@ -41,6 +42,7 @@ class Training:
         source: Source of the step time: measured, synthetic, learned (from trials of others) or predicted.
         step_time_s: Step time [s].
         range_s: Step time that the 95% interval of a time begins and ends with [s]; None of a measured one.
+        slower_probability: Probability of a time beyond that interval; None without trials that tell it.
         steps: Number of steps.
         per_hour: Price of all devices for one hour; None without a price.
         limits: Limits of the training.
@@ -55,6 +57,7 @@ class Training:
     steps: int
     per_hour: float | None = None
     limits: Limits = NO_LIMITS
+    slower_probability: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -86,6 +89,7 @@ class Training:
             "step_time_s": self.step_time_s,
             "seconds": self.seconds,
             "seconds_range": None if self.range_s is None else [self.steps * step_s for step_s in self.range_s],
+            SLOWER: self.slower_probability,
             "device_hours": self.device_hours,
             "cost": self.cost,
             "breaks": list(self.breaks),
@@ -239,11 +243,12 @@ def _training(
         steps: Number of steps.
         basis: What a step time that is not known rests on.
     """
-    step_time_s, range_s, source = known_s, None, known
+    step_time_s, range_s, source, slower = known_s, None, known, None
     if step_time_s is None:
         told = predict_taught(prepared.problem, chosen, basis or basis_in(prepared, None))
         low_s, high_s = told["step_time_range_s"]
         step_time_s, range_s, source = float(told["step_time_s"]), (low_s, high_s), told["source"]
+        slower = told.get(SLOWER)
     return Training(
         label=label,
         devices=prepared.problem.cluster.num_devices,
@@ -254,6 +259,7 @@ def _training(
         steps=steps,
         per_hour=_price_per_hour(prepared.request.economics, prepared.problem.cluster),
         limits=prepared.request.economics.limits,
+        slower_probability=slower,
     )
 
 

@@ -16,6 +16,7 @@ from tuner.report.figures import CANDIDATES, DRAW_SCRIPT, FAILED, INK, drawing
 from tuner.report.markup import Html, concatenate, section, tag
 from tuner.report.page import head_of
 from tuner.report.words import MISSING, gibibytes, in_short, percent, plural
+from tuner.search.step_draws import BEYOND, BEYOND_IN_WORDS, chance_in_words
 from tuner.study_file.request import StudyRequest
 from tuner.subject.problem import Problem
 
@@ -80,7 +81,13 @@ def _legend(found: CostComparison) -> str:
     return (
         "Each point is one size of a cluster, with its number of hosts. Points on the line have no other that is both "
         f"faster and {second}. Bars are 95% intervals of the time, along which both values move together."
+        + f" {BEYOND.capitalize()} is the {BEYOND_IN_WORDS}."
+        * _has_chances(found)
     )
+
+
+def _has_chances(found: CostComparison) -> bool:
+    return any(chance_in_words(offer.slower_probability) for offer in found.offers)
 
 
 def _figure(found: CostComparison) -> go.Figure:
@@ -141,9 +148,15 @@ def _add_cluster(figure: go.Figure, name: str, own: Sequence[Offer], found: Cost
             "size": 11,
             "symbol": ["circle" if not offer.breaks else "circle-open" for offer in own],
         },
-        hovertext=[f"{offer_in_words(offer, found)}<br>{_config_words(offer)}" for offer in own],
+        hovertext=[f"{offer_in_words(offer, found)}{_beyond(offer)}<br>{_config_words(offer)}" for offer in own],
         hovertemplate="%{hovertext}<extra></extra>",
     )
+
+
+def _beyond(offer: Offer) -> str:
+    """Return the chance of a time beyond the bar, in words; empty unless it is notable."""
+    chance = chance_in_words(offer.slower_probability)
+    return chance and f", {chance} {BEYOND}"
 
 
 def _height(offer: Offer, found: CostComparison) -> float | None:
@@ -185,7 +198,7 @@ def _row(offer: Offer, problem: Problem) -> Html:
         f"{size.devices:,}",
         by_source(size.step_time_s, size.source),
         days(offer.seconds),
-        f"{days(offer.seconds_range[0])} to {days(offer.seconds_range[1])}",
+        f"{days(offer.seconds_range[0])} to {days(offer.seconds_range[1])}{_beyond(offer)}",
         MISSING if offer.cost is None else money(offer.cost),
         MISSING if offer.cost_range is None else " to ".join(map(money, offer.cost_range)),
         MISSING if offer.energy_j is None else f"{offer.energy_j / MWH_J:,.3g}",

@@ -166,7 +166,7 @@ class LayoutChoices(AbstractChoices):
         self, observations: Observations, positions: IntArray, num_draws: int, rng: np.random.Generator
     ) -> FloatArray:
         """Return joint draws of the log step time of a few layouts, as if each could run [M, m]."""
-        return self.posterior.draw_steps_at(observations, positions, num_draws, rng)
+        return self.posterior.draw_steps_at(observations, positions, num_draws, rng).log_step_s
 
     def trial_s(self) -> FloatArray:
         """Return the predicted step times [n]."""

@@ -17,6 +17,7 @@ Letters: n candidates, p proxies, M draws.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -44,6 +45,7 @@ from tuner.search.operator_posterior import OperatorPosterior
 from tuner.search.proxy.proxy_posterior import ProxyPosterior, observations_with_proxies
 from tuner.search.proxy.proxy_trials import Proxy
 from tuner.search.rehearsed import Rehearsed
+from tuner.search.step_draws import StepDraws
 from tuner.search.subset import select_subset
 
 PEAK_VARIANCE = 0.01**2
@@ -213,7 +215,7 @@ class Posterior:
 
     def draw_steps_at(
         self, observations: Observations, at: IntArray, num_draws: int, rng: np.random.Generator
-    ) -> FloatArray:
+    ) -> StepDraws:
         """Return joint draws of the log step time of a few candidates, as if each could run [M, m].
 
         Args:
@@ -232,16 +234,23 @@ class Posterior:
         limited = np.array(list(told.limits_s), dtype=np.int64)
         rows = np.unique(np.concatenate([told.measured, limited, at, np.arange(first_aside, len(self.predicted))]))
         taken = [None if each is None else each[:, rows] for each in beside]
-        drawn = steps.take(rows).draw(num_draws, rng, beside=taken)[:, np.searchsorted(rows, at)].astype(np.float64)
+        of_rows, again = steps.take(rows), deepcopy(rng)
+        both = [
+            surrogate.draw(num_draws, source, beside=taken)[:, np.searchsorted(rows, at)].astype(np.float64)
+            for surrogate, source in ((of_rows, rng), (of_rows.regular, again))
+        ]
         own = {position: row for row, position in enumerate(observations.measured.tolist())}
         for position in set(at.tolist()):
             columns, row = np.flatnonzero(at == position), own.get(position)
             if row is not None and position not in told.measured:  # it is outside the subset
                 noise = rng.standard_normal(num_draws) * np.sqrt(observations.variance[row])
-                drawn[:, columns] = (observations.log_step_s[row] + noise)[:, None]
+                for drawn in both:
+                    drawn[:, columns] = (observations.log_step_s[row] + noise)[:, None]
             if position in observations.limits_s:
-                drawn[:, columns] = np.maximum(drawn[:, columns], np.log(observations.limits_s[position]))
-        return drawn
+                for drawn in both:
+                    drawn[:, columns] = np.maximum(drawn[:, columns], np.log(observations.limits_s[position]))
+        log_step_s, log_regular_s = both
+        return StepDraws(log_step_s=log_step_s, log_regular_s=log_regular_s)
 
     def draw_needed(self, told: Observations, num_draws: int, rng: np.random.Generator) -> NDArray[np.float32] | None:
         """Return joint draws of the log needed memory, in bytes [M, n]; None if memory was not predicted.

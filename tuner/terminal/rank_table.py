@@ -11,6 +11,7 @@ from tuner.forecast.objective import labels_of
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.ranked import Ranked
 from tuner.forecast.sizes import LEARNED
+from tuner.search.step_draws import BEYOND, BEYOND_IN_WORDS, SLOWER, chance_in_words
 from tuner.subject.ability import Ability
 from tuner.terminal.console import LAYOUT, layout_columns, say, tell_columns
 from tuner.terminal.tables import BEST, CURRENT, WORSE, print_table
@@ -54,6 +55,9 @@ def print_ranking(
         by_source(row["step_time_s"], row["source"]) + _measured_mark(row, ranked.num_trials) for row in rows
     ]
     columns["95%"] = [_range_in_words(row["step_time_range_s"]) for row in rows]
+    chances = [chance_in_words(row.get(SLOWER)) for row in rows]
+    if any(chances):
+        columns[BEYOND] = chances
     columns["speed-up"] = [by_source(row["speedup"], row["source"]) for row in rows]
     columns["MFU"] = [f"{row['mfu']:.1%}" for row in rows]
     columns["GiB"] = [f"{row['peak_memory_bytes'] / 2**30:.{digits}f}" + ("" if row["fits"] else "!") for row in rows]
@@ -68,7 +72,7 @@ def print_ranking(
             label: [by_source(row[name], row["source"]) for row in rows]
             for label, name in zip(labels, problem.objective, strict=True)
         }
-    spare = ("tokens/s/device", "and then", "MFU", "fits", "95%")
+    spare = ("tokens/s/device", "and then", "MFU", "fits", "95%", BEYOND)
     layouts = [{name: row[name] for name in dimensions} for row in rows]
     columns = places | layout_columns(layouts, places | columns, spare[:2]) | columns
     dropped = print_table(
@@ -81,6 +85,8 @@ def print_ranking(
     tell_columns(layouts, columns, dropped)
     if any(row["source"] not in (LEARNED, "simulated", "predicted") for row in rows):
         say("* the step time of its own trials", err=True)
+    if BEYOND in columns and BEYOND not in dropped:
+        say(f"{BEYOND}: {BEYOND_IN_WORDS}", err=True)
     if current is not None:
         say("> the current configuration", err=True)
     if compared is not None and compared != "current":

@@ -11,6 +11,7 @@ from benchmarks.strangers.__main__ import main
 from benchmarks.strangers.errors import LeftOutErrors, fit_errors, write_accuracy, write_errors
 from benchmarks.strangers.left_out import GUESSED_MEMORY, GUESSED_STEP, Without, has_seen, profile_without
 from benchmarks.strangers.predicting import error_after_one
+from benchmarks.strangers.tuning import ranges_against
 from benchmarks.support.problems import strange_setting
 from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import CONSTANTS, find_prior, find_runtime
@@ -20,6 +21,7 @@ from tests.support.benchmark_runs import ROOT
 from tests.support.settings.synthetic_runs import small_model, unmeasured_run
 from tuner.atlas import accuracy
 from tuner.atlas.accuracy import read_accuracy
+from tuner.search.step_draws import StepDraws
 
 MEASURED = ROOT / "configs" / "measured" / "ultrascale-llama-8b-128.csv"
 
@@ -204,6 +206,26 @@ def test_the_program_predicts_and_tunes_what_it_left_out(capsys):
     }
     assert set(group["by_profile"]) == {"nanotron", "mindspeed"}
     assert found["tuned_overall"] == found["tuned_by_source"]["ultrascale-playbook"]
+    of_ranges = group["ranges"]["meshtune, right profile"]
+    assert set(of_ranges) == {"after_4", "after_8"}
+    for figures in of_ranges.values():
+        assert 0 < figures["log_ratio"] < figures["whole_log_ratio"]
+        assert figures["inside"] + figures["slower"] <= 1
+        assert 0 < figures["told"] < 0.5
+
+
+def test_ranges_are_held_against_what_was_measured():
+    """Of four untried candidates one is slower than its range, whose chance was told, and one faster."""
+    rng = np.random.default_rng(0)
+    regular = np.log(2.0) + 0.1 * rng.standard_normal((4000, 4))
+    drawn = StepDraws(log_step_s=regular + 3.0 * (rng.random(regular.shape) < 0.2), log_regular_s=regular)
+
+    found = ranges_against(drawn, np.array([2.0, 2.1, 6.0, 1.0]))
+
+    assert (found["inside"], found["slower"], found["slower_told"], found["whole_inside"]) == (0.5, 0.25, 1.0, 0.75)
+    assert found["told"] == pytest.approx(0.2 + 0.8 * 0.025, abs=0.02)
+    assert found["log_ratio"] == pytest.approx(0.392, abs=0.02)
+    assert found["whole_log_ratio"] == pytest.approx(3.2, abs=0.2)
 
 
 def test_profiles_say_whom_they_have_seen():

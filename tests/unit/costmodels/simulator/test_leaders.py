@@ -27,8 +27,8 @@ TWO_KINDS = cluster_from_mapping({"groups": [{"name": "dgx-h100"}, {"name": "dgx
         ParallelConfig(tp=8, dp=2),
     ],
 )
-def test_a_long_step_is_put_together_from_short_ones(config):
-    """Two short steps give the time of a step of 64 micro-batches to half a percent."""
+def test_a_long_step_is_put_together_from_a_short_one(config):
+    """A short step gives the time of a step of 64 micro-batches to half a percent."""
     setting, grid = setting_for(job_of(batch=64 * config.dp), TWO_KINDS), grid_of(config)
     memory = estimate_memory(setting, grid)
 

@@ -384,3 +384,21 @@ def test_candidates_may_be_slowed_down_like_those_that_were(rng):
     above = drawn[:, 30] - np.median(drawn[:, 30])
     assert np.mean(above > 1.0) == pytest.approx(0.1 * 0.74, abs=0.02)  # P(|N| > 1 / log 20)
     assert np.mean(above < -1.0) < 0.01
+
+
+def test_the_regular_part_is_the_same_draw_without_its_slowdown(rng):
+    """As if nothing slowed an unmeasured candidate down, draws differ from the others by an excess at the rate of the
+    outliers, and not at all for what was measured.
+    """
+    hypothesis = hypothesis_of(rng, outliers=(2.0, 8.0))
+    measured = np.arange(10)
+    seen = seen_at(measured, hypothesis.log_predicted[measured] + 0.02 * rng.standard_normal(10))
+
+    surrogate = after((hypothesis, replace(hypothesis, chance=0.5)), seen)
+    drawn, regular = (each.draw(4000, np.random.default_rng(0)) for each in (surrogate, surrogate.regular))
+
+    excess = drawn - regular
+    assert not excess[:, measured].any()
+    assert excess.min() >= 0
+    assert (excess[:, 10:] > 0).mean() == pytest.approx(2 / 20, abs=0.01)
+    assert excess[excess > 0].mean() == pytest.approx(1.0, abs=0.02)

@@ -1,5 +1,6 @@
 """Every command answers from the trials of a study, and all of them say the same."""
 
+import re
 import sys
 
 import pytest
@@ -38,6 +39,9 @@ storage: sqlite:///one.db
 """Study of layouts of which the fastest predictions run out of memory; the path of its storage is relative."""
 
 OTHER_MODEL = "model=gpt-13b"
+
+RANGES = ("step_time_range_s", "days_range", "seconds_range")
+"""Keys of ranges in answers."""
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +138,53 @@ def test_what_trials_taught_reaches_other_sizes_and_sequences(meshtune, study):
     assert size["step_time_s"] > 1.5 * alone["predicted"]["step_time_s"]
     assert longer["step_time_s"] > 1.5 * longer["predicted"]["step_time_s"]
     assert "which ran with sequence_length 4,096" in shown.out
+
+
+def test_an_untried_layout_is_told_by_its_range_and_its_chance_to_be_slower(meshtune, study, tmp_path):
+    """Ranges are those of layouts that behave like the measured ones, and every answer has the chance to be slower
+    beside them, in the table, in words and in JSON.
+    """
+    rows = meshtune("rank", study, "--top", 60, "--json").json["configs"]
+    untried = [row for row in rows if row["source"] == "learned" and row["fits"]]
+    first = {name: untried[0][name] for name in ("pp", "tp", "dp", "cp", "up", "vpp", "mbs")}
+    shown = meshtune("rank", study, "--top", 60)
+    predicted, worded = (meshtune("predict", study, "--config", text_of(first), *more) for more in (("--json",), ()))
+    simulated = meshtune("simulate", study, "--config", text_of(first), "--json").json["taught"]
+    four = ("rank", study, "--hosts", "4", "--tokens", "1B", "--out", tmp_path / "costs.html")
+    (offer,), costs = meshtune(*four, "--json").json["offers"], meshtune(*four)
+    longer = ("estimate", study, "--tokens", "1B", "--set", "job.sequence_length=8192")
+    training, estimated = meshtune(*longer, "--json").json["trainings"][-1], meshtune(*longer)
+
+    for row in rows:
+        low_s, high_s = row["step_time_range_s"]
+        assert low_s < row["step_time_s"] < high_s
+        if row["source"] == "measured":
+            assert row["slower_probability"] == pytest.approx(0.025)
+    for answer in (*untried, predicted.json, simulated, offer, training):
+        low, high = next(answer[key] for key in RANGES if key in answer)
+        assert high / low < 2
+        assert 0.04 < answer["slower_probability"] < 0.25
+    assert "beyond: chance to be slower than the 95% range" in shown.err
+    assert f"{untried[0]['slower_probability']:.0%}" in shown.out
+    behaving = r"with probability 95% if it behaves like those measured; \d+% chance to be slower than that"
+    assert re.search(behaving, worded.out)
+    assert re.search(behaving, estimated.out)
+    assert "beyond: chance to be slower than the 95% range" in costs.out
+    page = (tmp_path / "costs.html").read_text(encoding="utf-8")
+    assert f", {offer['slower_probability']:.0%} beyond" in page
+
+
+def test_without_trials_no_answer_has_such_a_chance(meshtune, study, tmp_path):
+    """The cost model's own range counts all that is known of its errors."""
+    empty = ("--storage", f"sqlite:///{tmp_path}/none.db")
+
+    rows = meshtune("rank", study, *empty, "--json").json["configs"]
+    shown = meshtune("rank", study, *empty)
+    offers = meshtune("rank", study, "--hosts", "2", "--tokens", "1B", *empty, "--json").json["offers"]
+
+    assert not any("slower_probability" in row for row in rows)
+    assert "beyond" not in shown.out + shown.err
+    assert [offer["slower_probability"] for offer in offers] == [None]
 
 
 def test_trials_of_another_model_are_not_used(meshtune, study):

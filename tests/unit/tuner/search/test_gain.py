@@ -113,7 +113,7 @@ def test_a_few_candidates_are_drawn_as_among_all(posterior):
     )
     at = np.array([5, 7, 11, 5])
 
-    few = posterior.draw_steps_at(seen, at, 2000, np.random.default_rng(0))
+    few = posterior.draw_steps_at(seen, at, 2000, np.random.default_rng(0)).log_step_s
     among_all = posterior.draw_steps(seen, seen, 2000, np.random.default_rng(1))[:, at]
 
     assert np.array_equal(few[:, 0], few[:, 3])
