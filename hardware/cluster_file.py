@@ -11,11 +11,20 @@ from typing import Any
 from pydantic import Field
 
 from hardware.cluster import Cluster
-from hardware.device import CATALOG, Device, LinkEntry, check_sources, find_device, hosts_per_domain
+from hardware.device import (
+    CATALOG,
+    Device,
+    LinkEntry,
+    broken_devices,
+    check_sources,
+    device_names,
+    find_device,
+    hosts_per_domain,
+)
 from hardware.host_group import HostGroup
-from hardware.io.catalogs import added_files
+from hardware.io.catalogs import BrokenFile, CatalogFile, added_files, or_in_broken, read_entries
 from hardware.io.config_file import DocumentedModel, SourcedCount, StrictModel, read_mapping, validate_mapping
-from hardware.io.errors import ConfigError, did_you_mean
+from hardware.io.errors import ConfigError, UnknownNameError, did_you_mean
 from hardware.link import Link, is_misspelt_kind, link_spellings, spelling_key
 
 CLUSTERS = CATALOG / "clusters.yaml"
@@ -196,6 +205,30 @@ def cluster_names() -> tuple[str, ...]:
     return tuple(_entries())
 
 
+def broken_clusters() -> tuple[BrokenFile, ...]:
+    """Return the files of clusters that cannot work."""
+    return _read()[1]
+
+
+def find_cluster_name(text: str) -> str | None:
+    """Return the catalog's name of the cluster that a text names in any spelling; None if it names none.
+
+    Raises:
+        ConfigError: the file of this cluster cannot work.
+    """
+    key = spelling_key(text)
+    mistake = next((each.mistake for each in broken_clusters() if spelling_key(each.file.name) == key), None)
+    if mistake is not None:
+        raise mistake
+    return next((name for name in cluster_names() if spelling_key(name) == key), None)
+
+
+def nearest_cluster_or_device(name: str) -> str:
+    """Return the nearest choices for a name that is neither a cluster nor a device."""
+    nearest = did_you_mean(name, [*cluster_names(), *device_names()])
+    return or_in_broken(nearest, (*broken_clusters(), *broken_devices()))
+
+
 def shipped_clusters() -> tuple[str, ...]:
     """Return the names of the clusters that Meshtune ships, in the order of its catalog."""
     return tuple(_catalog().clusters)
@@ -349,13 +382,14 @@ def _device_group(device: Device, form: _GroupForm) -> HostGroup:
 
 
 def _catalog_group(name: str, form: _GroupForm) -> HostGroup:
-    known = {spelling_key(known): known for known in cluster_names()}.get(spelling_key(name))
+    known = find_cluster_name(name)
     if known is None:
         try:
-            return _device_group(find_device(name), form)
-        except ConfigError:
-            pass
-        raise ConfigError("is not a known cluster", key="name", value=name, nearest=did_you_mean(name, cluster_names()))
+            device = find_device(name)
+        except UnknownNameError:
+            nearest = or_in_broken(did_you_mean(name, cluster_names()), (*broken_clusters(), *broken_devices()))
+            raise UnknownNameError("is not a known cluster", key="name", value=name, nearest=nearest) from None
+        return _device_group(device, form)
     entry = _entries()[known]
     device = find_device(entry.device)
     most = entry.devices_per_host.value if entry.devices_per_host else device.devices_per_host
@@ -406,10 +440,18 @@ def _catalog() -> _Catalog:
 def _entries() -> dict[str, _CatalogEntry]:
     """Return the clusters of all catalogs by name, Meshtune's own first, without those that the user's stand for."""
     shipped = _catalog().clusters
-    added: dict[str, _CatalogEntry] = {}
-    for name, file in added_files("clusters", shipped, spelling_key).items():
-        entry = validate_mapping(_ClusterFile, read_mapping(file.path), file=str(file.path))
-        check_sources(entry, entry.sources, file=str(file.path))
-        added[name] = entry
-    replaced = {*map(spelling_key, added)}
+    added, broken = _read()
+    replaced = {spelling_key(name) for name in (*added, *(each.file.name for each in broken))}
     return {**{name: entry for name, entry in shipped.items() if spelling_key(name) not in replaced}, **added}
+
+
+@functools.cache
+def _read() -> tuple[dict[str, _ClusterFile], tuple[BrokenFile, ...]]:
+    return read_entries(added_files("clusters", _catalog().clusters, spelling_key), _read_cluster)
+
+
+def _read_cluster(file: CatalogFile) -> _ClusterFile:
+    entry = validate_mapping(_ClusterFile, read_mapping(file.path), file=str(file.path))
+    check_sources(entry, entry.sources, file=str(file.path))
+    find_device(entry.device)
+    return entry

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from hardware.io.catalogs import added_files
+from hardware.io.catalogs import BrokenFile, CatalogFile, added_files, or_in_broken, read_entries
 from hardware.io.config_file import (
     SourcedCount,
     SourcedNumber,
@@ -22,7 +22,7 @@ from hardware.io.config_file import (
     read_mapping,
     validate_mapping,
 )
-from hardware.io.errors import ConfigError, did_you_mean
+from hardware.io.errors import ConfigError, UnknownNameError, did_you_mean
 from hardware.link import Link, is_misspelt_kind, link_spellings, spelling_key
 
 CATALOG = Path(__file__).parent / "catalog"
@@ -212,20 +212,24 @@ def find_device(name: str) -> Device:
     own. The size of the memory may stand anywhere, with any unit or none, if it is the device's: A100-40G-PCIe.
 
     Raises:
-        ConfigError: no device has this name.
+        UnknownNameError: no device has this name.
+        ConfigError: the file of the device that has it cannot work.
     """
-    by_key = _devices_by_key()
+    by_key, broken = _devices_by_key(), _broken_by_key()
     without_remark = re.sub(r"\s*\(.*\)\s*$", "", name, flags=re.DOTALL)
     without_vendor = _VENDOR.sub("", without_remark)
     # a remark may be the size of the memory
     texts = (name, re.sub(r"[()]", " ", name))
     spellings = (*texts, *(_VENDOR.sub("", text) for text in texts), without_remark, without_vendor)
     keys = (re.sub(r"(?<=\d)gib", "gb", spelling_key(spelling)) for spelling in spellings)
-    device = next((by_key[key] for key in keys if key in by_key), None) or _find_by_memory(_VENDOR.sub("", texts[1]))
+    key = next((key for key in keys if key in by_key or key in broken), None)
+    if key in broken:
+        raise broken[key].mistake
+    device = by_key[key] if key is not None else _find_by_memory(_VENDOR.sub("", texts[1]))
     if device is None:
         known = [*device_names(), *(alias for entry in _entries().values() for alias in entry.aliases)]
-        nearest = did_you_mean(without_vendor, known)
-        raise ConfigError("is not a known device", key="device", value=name, nearest=nearest)
+        nearest = or_in_broken(did_you_mean(without_vendor, known), broken_devices())
+        raise UnknownNameError("is not a known device", key="device", value=name, nearest=nearest)
     return device
 
 
@@ -313,22 +317,43 @@ def _catalog() -> _Catalog:
     return validate_mapping(_Catalog, devices_table(), file=str(DEVICES))
 
 
-@functools.cache
+def broken_devices() -> tuple[BrokenFile, ...]:
+    """Return the files of devices that cannot work."""
+    return _read()[1]
+
+
 def _added() -> dict[str, _DeviceFile]:
     """Return the devices of the user's catalog and of packages."""
-    found = {}
-    for name, file in added_files("devices", shipped_spellings(), spelling_key).items():
-        found[name] = validate_mapping(_DeviceFile, read_mapping(file.path), file=str(file.path))
-        check_sources(found[name], found[name].sources, file=str(file.path))
-    return found
+    return _read()[0]
+
+
+@functools.cache
+def _read() -> tuple[dict[str, _DeviceFile], tuple[BrokenFile, ...]]:
+    return read_entries(added_files("devices", shipped_spellings(), spelling_key), _read_device)
+
+
+def _read_device(file: CatalogFile) -> _DeviceFile:
+    entry = validate_mapping(_DeviceFile, read_mapping(file.path), file=str(file.path))
+    check_sources(entry, entry.sources, file=str(file.path))
+    return entry
 
 
 @functools.cache
 def _entries() -> dict[str, _DeviceEntry]:
     """Return the devices of all catalogs by name, Meshtune's own first, without those that the user's stand for."""
-    replaced = {*map(spelling_key, _added())}
+    replaced = {*map(spelling_key, _added()), *_broken_by_key()}
     kept = {name: entry for name, entry in _catalog().devices.items() if spelling_key(name) not in replaced}
     return {**kept, **_added()}
+
+
+@functools.cache
+def _broken_by_key() -> dict[str, BrokenFile]:
+    """Return the files that cannot work by their names and by all spellings of the shipped devices of these names."""
+    found = {spelling_key(each.file.name): each for each in broken_devices()}
+    for name, entry in _catalog().devices.items() if found else ():
+        if spelling_key(name) in found:
+            found |= dict.fromkeys(map(spelling_key, entry.aliases), found[spelling_key(name)])
+    return found
 
 
 @functools.cache

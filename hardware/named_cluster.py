@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hardware.cluster import Cluster
-from hardware.cluster_file import cluster_from_mapping, cluster_names
-from hardware.device import device_names, find_device, hosts_per_domain
-from hardware.io.errors import ConfigError, did_you_mean
-from hardware.link import spelling_key
+from hardware.cluster_file import cluster_from_mapping, find_cluster_name, nearest_cluster_or_device
+from hardware.device import find_device, hosts_per_domain
+from hardware.io.errors import ConfigError, UnknownNameError
 
 _COUNTED = re.compile(r"\s*(\d{1,7})\s*[x*\u00d7]\s*(\S.*?)\s*", re.IGNORECASE)
 
@@ -52,22 +51,19 @@ def name_cluster(text: str) -> NamedCluster:
         raise ConfigError("names no devices", nearest=f"1x {name}")
     try:
         device = find_device(name)
-    except ConfigError:
+    except UnknownNameError:
         return NamedCluster(keys=_keys_of(name), hosts=count)
     return NamedCluster(keys=_keys_of(device.name, "device"), devices=count)
 
 
-def _keys_of(name: str, *forms: str) -> dict[str, Any]:
-    """Return the keys of one host of this name, a cluster's rather than a device's if `forms` does not say which."""
-    clusters = {spelling_key(known): known for known in cluster_names()}
-    for form in forms or (("name", "device") if spelling_key(name) in clusters else ("device",)):
-        try:
-            host = cluster_from_mapping({form: name}, Path())
-        except ConfigError:
-            continue
-        (group,) = host.groups
-        racks = hosts_per_domain(group.device)
-        in_rack = {"devices_per_host": group.devices_per_host // racks, "hosts_per_domain": racks}
-        return {form: group.name if form == "name" else group.device.name} | (in_rack if racks > 1 else {})
-    nearest = did_you_mean(name, [*cluster_names(), *device_names()])
-    raise ConfigError("is no cluster and no device of the catalog", nearest=nearest)
+def _keys_of(name: str, form: str = "") -> dict[str, Any]:
+    """Return the keys of one host of this name, a cluster's rather than a device's if `form` does not say which."""
+    form = form or ("name" if find_cluster_name(name) is not None else "device")
+    try:
+        (group,) = cluster_from_mapping({form: name}, Path()).groups
+    except UnknownNameError:
+        rule = "is no cluster and no device of the catalog"
+        raise ConfigError(rule, nearest=nearest_cluster_or_device(name)) from None
+    racks = hosts_per_domain(group.device)
+    in_rack = {"devices_per_host": group.devices_per_host // racks, "hosts_per_domain": racks}
+    return {form: group.name if form == "name" else group.device.name} | (in_rack if racks > 1 else {})

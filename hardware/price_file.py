@@ -11,11 +11,11 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from hardware.cluster import Cluster
-from hardware.cluster_file import cluster_names
-from hardware.device import device_names, find_device
+from hardware.cluster_file import find_cluster_name, nearest_cluster_or_device
+from hardware.device import find_device
 from hardware.host_group import HostGroup
 from hardware.io.config_file import DocumentedModel, read_mapping, validate_mapping
-from hardware.io.errors import ConfigError, did_you_mean
+from hardware.io.errors import ConfigError, UnknownNameError
 from hardware.link import spelling_key
 
 HIGHEST_PRICE, LOWEST_PRICE = 1e6, 1e-6
@@ -109,12 +109,11 @@ def read_prices(path: Path) -> Prices:
     """
     file = str(path)
     form = validate_mapping(PricesKeys, read_mapping(path), file=file)
-    clusters = {spelling_key(name): name for name in cluster_names()}
     of_clusters: dict[str, float] = {}
     of_devices: dict[str, float] = {}
     for name, entry in form.prices.items():
         key = f"prices.{name}"
-        cluster = clusters.get(spelling_key(name))
+        cluster = find_cluster_name(name)
         known, found = (of_clusters, cluster) if cluster else (of_devices, _device_name(name, key, file))
         if found in known:
             rule = f"is another name of {found}, which has a price already"
@@ -136,7 +135,6 @@ def read_prices(path: Path) -> Prices:
 def _device_name(name: str, key: str, file: str) -> str:
     try:
         return find_device(name).name
-    except ConfigError:
-        nearest = did_you_mean(name, [*cluster_names(), *device_names()])
+    except UnknownNameError:
         rule = "is no cluster and no device of the catalog"
-        raise ConfigError(rule, file=file, key=key, nearest=nearest) from None
+        raise ConfigError(rule, file=file, key=key, nearest=nearest_cluster_or_device(name)) from None

@@ -79,13 +79,16 @@ class Predicted:
             return None
         predictions, widths = self.stated(models)
         runs = [self.runs[place] for place in at]
-        after_one = _after_one(runs, self.errors.log_error[at])
+        after_one = error_after_one(runs, self.errors.log_error[at])
         found = judge(runs, taken(predictions, at), widths.take(at))[1]
         return found | {"after_one": after_one, "tuned_by": source_of(runs[0]).tuned_by}
 
 
-def _after_one(runs: Sequence[MeasuredRun], log_error: FloatArray) -> float | None:
-    """Return the median error of a run where one other run of its group was measured and scales the prediction.
+def error_after_one(runs: Sequence[MeasuredRun], log_error: FloatArray) -> float | None:
+    """Return the median error of a run where another configuration of its group was measured and scales the prediction.
+
+    A repeat of the measured configuration says how steady a cluster is, and nothing of the prediction of another. None
+    where no group has two configurations: nothing is left to judge then.
 
     Args:
         runs: Runs [n].
@@ -94,9 +97,11 @@ def _after_one(runs: Sequence[MeasuredRun], log_error: FloatArray) -> float | No
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for place in np.flatnonzero(np.isfinite(log_error)):
         groups[group_key(runs[place])].append(int(place))
-    differences = [
-        np.abs(log_error[at][:, None] - log_error[at])[~np.eye(len(at), dtype=bool)] for at in groups.values()
-    ]
+    differences = []
+    for at in groups.values():
+        configs = [(runs[place].config, runs[place].recompute_modules) for place in at]
+        number = np.array([configs.index(config) for config in configs])  # equal for repeats
+        differences.append(np.abs(log_error[at][:, None] - log_error[at])[number[:, None] != number])
     found = np.concatenate([*differences, np.zeros(0)])
     return float(np.expm1(np.median(found))) if len(found) else None
 

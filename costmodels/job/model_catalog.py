@@ -16,7 +16,7 @@ from costmodels.job.listed_model import listed_model, lists_blocks
 from costmodels.job.model_spec import ModelSpec, plain_model
 from costmodels.job.tower import TowerWork
 from costmodels.job.traced_model import model_of_trace
-from hardware.io.catalogs import added_files
+from hardware.io.catalogs import BrokenFile, added_files, read_entries
 from hardware.io.config_file import StrictModel, read_mapping, validate_mapping
 from hardware.io.errors import ConfigError, did_you_mean
 
@@ -26,7 +26,8 @@ _FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 def model_names() -> tuple[str, ...]:
     """Return the names of the catalog's models, sorted."""
-    return tuple(sorted(model_files()))
+    shipped = shipped_models()
+    return tuple(sorted({*shipped, *added_files("models", shipped)}))
 
 
 def shipped_models() -> dict[str, Path]:
@@ -34,10 +35,12 @@ def shipped_models() -> dict[str, Path]:
     return {path.stem: path for path in sorted(_CATALOG_DIR.glob("*.yaml"))}
 
 
-def model_files() -> dict[str, Path]:
-    """Return the file of every model by name: Meshtune's, in place of which the user's stand, and those of packages."""
+def read_models() -> tuple[dict[str, ModelSpec], tuple[BrokenFile, ...]]:
+    """Return all models of the catalog by name, sorted, and the files that cannot work."""
     shipped = shipped_models()
-    return shipped | {name: file.path for name, file in added_files("models", shipped).items()}
+    added = added_files("models", shipped)
+    found, broken = read_entries(added, lambda file: find_model(file.name))
+    return dict(sorted((found | {name: find_model(name) for name in shipped if name not in added}).items())), broken
 
 
 @functools.cache
@@ -47,10 +50,14 @@ def find_model(name: str) -> ModelSpec:
     Raises:
         ConfigError: the catalog has no such model.
     """
-    files = model_files()
-    if name not in files:
-        raise ConfigError("no such model in the catalog", key="model", value=name, nearest=did_you_mean(name, files))
-    return read_model_file(files[name])
+    shipped = shipped_models()
+    added = added_files("models", shipped)
+    if name in added:
+        return read_model_file(added[name].checked_path())
+    if name not in shipped:
+        nearest = did_you_mean(name, model_names())
+        raise ConfigError("no such model in the catalog", key="model", value=name, nearest=nearest)
+    return read_model_file(shipped[name])
 
 
 def load_model(reference: str, base_dir: Path, towers: Mapping[str, TowerWork] | None = None) -> ModelSpec:
@@ -116,7 +123,7 @@ def _path_of(reference: str, base_dir: Path) -> Path | None:
     try:
         if path.is_dir():
             return path / "config.json"
-        return path if path.exists() or (path.suffix in _FILE_ENDINGS and path.parent.is_dir()) else None
+        return path if path.exists() or (path.suffix.lower() in _FILE_ENDINGS and path.parent.is_dir()) else None
     except OSError:  # longer than the system allows, or in a directory that may not be read
         return None
 
@@ -133,7 +140,7 @@ def read_model_file(path: Path, towers: Mapping[str, TowerWork] | None = None) -
     The model takes its name from the file, or from the directory if the file is called config.json.
     """
     mapping = read_mapping(path)
-    if path.suffix == ".json":
+    if path.suffix.lower() == ".json":
         return model_from_hugging_face(mapping, name=_name_of(path), file=str(path), towers=towers)
     _check_towers(towers, path.stem)
     return _model_from_yaml(mapping, name=path.stem, file=str(path))

@@ -554,12 +554,12 @@ def catalog_path(name: str) -> Path:
     """Return the path of a catalog profile.
 
     Raises:
-        ConfigError: no profile has the name.
+        ConfigError: no profile has the name, or two files have it.
     """
     if name not in runtime_names():
         raise ConfigError("is no runtime profile", value=name, nearest=did_you_mean(name, runtime_names()))
     added = added_files("runtimes", shipped_runtimes()).get(name)
-    return added.path if added is not None else _CATALOG_DIR / f"{name}.yaml"
+    return added.checked_path() if added is not None else _CATALOG_DIR / f"{name}.yaml"
 
 
 @cache

@@ -471,6 +471,7 @@ JSON_KEYS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
                 "stands in place of a shipped one) and their columns; with a name, the `file`, the whole `entry` and "
                 "its `sources` in place of the columns"
             ),
+            "unread": "what is wrong with each file of this kind that cannot work, and each that is not read, in words",
         }
     },
     "trials": {

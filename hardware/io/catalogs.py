@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar, get_args
 
-from hardware.io.errors import ConfigError
+from hardware.io.errors import ConfigError, did_you_mean
 from hardware.io.plugins import package_of, plugins, refused
 
 Kind = Literal["devices", "clusters", "models", "runtimes"]
@@ -27,12 +27,17 @@ VARIABLE, OFF = "MESHTUNE_CATALOG", "off"
 SHIPPED, YOURS = "shipped", "yours"
 """Origins of entries; that of another is the package that holds it."""
 
+T = TypeVar("T")
+
 _ENDINGS: dict[Kind, tuple[str, ...]] = {
     "devices": (".yaml", ".yml"),
     "clusters": (".yaml", ".yml"),
     "models": (".yaml", ".yml", ".json"),
     "runtimes": (".yaml", ".yml"),
 }
+
+_NOT_MEANT = ("~", ".bak", ".orig", ".swp", ".md")
+"""Endings of what editors and people keep beside entries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +48,36 @@ class CatalogFile:
         name: Name of the entry.
         path: Path of the file.
         origin: Whose it is: `shipped`, `yours`, or the name of a package.
+        clash: Mistake that another file has the same name; None for a file that is alone.
     """
 
     name: str
     path: Path
     origin: str
+    clash: ConfigError | None = None
+
+    def checked_path(self) -> Path:
+        """Return the path.
+
+        Raises:
+            ConfigError: Another file has the same name.
+        """
+        if self.clash is not None:
+            raise self.clash
+        return self.path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrokenFile:
+    """File of an entry that cannot work. It stops what names the entry, and nothing else.
+
+    Attributes:
+        file: The file.
+        mistake: What is wrong with it.
+    """
+
+    file: CatalogFile
+    mistake: ConfigError
 
 
 def user_catalog(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -79,7 +109,7 @@ def user_files(kind: Kind) -> Mapping[str, CatalogFile]:
     """Return the files of the user's catalog by the names of their entries, sorted.
 
     Raises:
-        ConfigError: There is no such folder, it cannot be read, or two files have the same name.
+        ConfigError: There is no such folder, or it cannot be read.
     """
     folder = user_catalog()
     return {} if folder is None else _files(folder, kind, YOURS)
@@ -90,7 +120,7 @@ def package_files(kind: Kind) -> Mapping[str, CatalogFile]:
     """Return the files of the catalogs of installed packages by the names of their entries.
 
     Raises:
-        ConfigError: An entry point names no package, or two packages hold the same name.
+        ConfigError: An entry point names no package.
     """
     found: dict[str, CatalogFile] = {}
     for declared, point in plugins("catalogs").items():
@@ -107,7 +137,8 @@ def package_files(kind: Kind) -> Mapping[str, CatalogFile]:
                 other = found.setdefault(name, file)
                 if other.origin != file.origin:
                     rule = f"is in the catalogs of two installed packages, {other.origin} and {file.origin}"
-                    raise ConfigError(rule, key=kind, value=name, nearest="uninstall one of them")
+                    clash = ConfigError(rule, key=kind, value=name, nearest="uninstall one of them")
+                    found[name] = replace(other, clash=clash)
     return found
 
 
@@ -120,35 +151,82 @@ def added_files(kind: Kind, shipped: Collection[str], spelling: Callable[[str], 
         spelling: Function that maps the spellings of a name to one.
 
     Raises:
-        ConfigError: A folder cannot be read, or two files of the user's have one name in other spellings.
+        ConfigError: A folder cannot be read.
     """
-    own: dict[str, CatalogFile] = {}
-    for name, file in user_files(kind).items():
-        _check_is_alone(file, own.setdefault(spelling(name), file))
+    own = _alone(user_files(kind).values(), spelling)
     known = {*map(spelling, shipped)}
     packages = {name: file for name, file in package_files(kind).items() if spelling(name) not in known}
-    return {**packages, **user_files(kind)}
+    return {**packages, **own}
+
+
+def read_entries(
+    files: Mapping[str, CatalogFile], read: Callable[[CatalogFile], T]
+) -> tuple[dict[str, T], tuple[BrokenFile, ...]]:
+    """Read files; return what those hold that can work, by name, and the others."""
+    found: dict[str, T] = {}
+    broken = []
+    for name, file in files.items():
+        try:
+            file.checked_path()
+            found[name] = read(file)
+        except ConfigError as error:
+            broken.append(BrokenFile(file=file, mistake=error.in_file(str(file.path))))
+    return found, tuple(broken)
+
+
+def or_in_broken(nearest: str, broken: Collection[BrokenFile]) -> str:
+    """Add to the nearest of an unknown name the files that cannot be read, of which one may state it."""
+    told = (f"{each.file.path} could not be read ({each.mistake.rule})" for each in broken)
+    return "; ".join((nearest, *told))
+
+
+def unread_in_user_catalog() -> Iterator[str]:
+    """Yield a note for each file and folder of the user's catalog that no entry is read from, with a right name."""
+    folder = user_catalog()
+    kinds = get_args(Kind)
+    for path in _visible(folder) if folder is not None and folder.is_dir() else ():
+        if path.name not in kinds:
+            nearest = did_you_mean(path.name, kinds) if path.is_dir() else f"entries stand in {', '.join(kinds)}"
+            yield f"{path} is not read: {nearest}"
+    for kind in kinds if folder is not None else ():
+        inner = folder / kind
+        for path in _visible(inner) if inner.is_dir() else ():
+            if not _has_ending(path, kind):
+                endings = " or ".join(_ENDINGS[kind])
+                yield f"{path} is not read: a file of {kind} ends in {endings}, such as {path.stem}{_ENDINGS[kind][0]}"
 
 
 def _files(folder: Path, kind: Kind, origin: str) -> dict[str, CatalogFile]:
-    """Return the files of one kind in a catalog, without hidden files of editors, and the empty one that `>` makes."""
+    """Return the files of one kind in a catalog, without the empty one that `>` makes."""
     inner = folder / kind
+    paths = [path for path in _visible(inner) if _has_ending(path, kind)] if inner.is_dir() else []
+    filled = [path for path in paths if not (path.is_file() and path.stat().st_size == 0)]
+    return _alone((CatalogFile(name=path.stem, path=path, origin=origin) for path in filled), str)
+
+
+def _visible(folder: Path) -> list[Path]:
+    """Return what a folder holds, sorted, without hidden files and copies of editors.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
     try:
-        paths = sorted(path for path in inner.iterdir() if _holds_entry(path, kind)) if inner.is_dir() else []
+        paths = sorted(folder.iterdir())
     except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", file=str(inner)) from None
+        raise ConfigError(f"cannot be read ({error.strerror})", file=str(folder)) from None
+    return [path for path in paths if not path.name.startswith(".") and not path.name.lower().endswith(_NOT_MEANT)]
+
+
+def _has_ending(path: Path, kind: Kind) -> bool:
+    return path.suffix.lower() in _ENDINGS[kind]
+
+
+def _alone(files: Iterable[CatalogFile], spelling: Callable[[str], str]) -> dict[str, CatalogFile]:
+    """Return the files by name, and of several that share one only the first, with their clash."""
     found: dict[str, CatalogFile] = {}
-    for path in paths:
-        file = CatalogFile(name=path.stem, path=path, origin=origin)
-        _check_is_alone(file, found.setdefault(file.name, file))
-    return found
-
-
-def _holds_entry(path: Path, kind: Kind) -> bool:
-    is_entry = path.suffix in _ENDINGS[kind] and not path.name.startswith(".")
-    return is_entry and not (path.is_file() and path.stat().st_size == 0)
-
-
-def _check_is_alone(file: CatalogFile, other: CatalogFile) -> None:
-    if other is not file:
-        raise ConfigError(f"has the name of {other.path.name}; keep one", file=str(file.path))
+    for file in files:
+        other = found.setdefault(spelling(file.name), file)
+        if other is not file:
+            clash = ConfigError(f"has the name of {other.path.name}; keep one", file=str(file.path))
+            found[spelling(file.name)] = replace(other, clash=clash)
+    return {file.name: file for file in found.values()}

@@ -310,7 +310,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file is missing, too large, not a mapping, malformed, or repeats a key.
     """
-    is_json = path.suffix == ".json"
+    is_json = path.suffix.lower() == ".json"
     text = read_text(path, most_bytes=MAX_FILE_BYTES if is_json else MAX_YAML_BYTES)
     try:
         loaded = parse_json(text) if is_json else parse_yaml(text)

@@ -57,6 +57,10 @@ class ConfigError(Exception):
         return f"{sentence}; {shorten(self.nearest, 1_500)}" if self.nearest else sentence
 
 
+class UnknownNameError(ConfigError):
+    """Error for a name that no catalog has; a name whose own file cannot work is no unknown one."""
+
+
 def quote_value(value: object, limit: int = 120) -> str:
     """Print a value for messages: text is quoted, secrets are hidden, at most `limit` characters remain."""
     return shorten(hide(shown_url(repr(value))), limit)

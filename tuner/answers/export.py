@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from costmodels.job.parallel_config import ParallelConfig
+from hardware.rounding import by_source
 from tuner.answers.basis import Basis
 from tuner.answers.predictions import predict_taught
 from tuner.export.exporter import Export
@@ -27,7 +28,7 @@ def export_configuration(
 
     def known() -> str:
         told = predict_taught(prepared.problem, chosen, basis)
-        return f"{told['step_time_s']:.3g} s per step, {told['outcome'] or told['source']}"
+        return f"{by_source(told['step_time_s'], told['source'])} s per step, {told['outcome'] or told['source']}"
 
     module = module_name(prepared.request.name, out)
     return prepared.problem.subject.export(chosen, target, knobs=prepared.problem.knobs, known=known, module=module)

@@ -8,6 +8,7 @@ from typing import Any
 
 from optuna import Study
 
+from hardware.rounding import measured
 from tuner.storage.record import PHASES, TrialRecord, best_record, read_records
 from tuner.storage.stored_studies import StoredStudies
 from tuner.study_file.request import StudyRequest
@@ -47,7 +48,7 @@ class OnFewerHosts:
         """Sentence on what ran on these hosts."""
         done = sum(record.finished for record in self.records)
         best = self.best
-        fastest = f", the fastest {best.step_time_s:.4g} s per step" if best and best.step_time_s else ""
+        fastest = f", the fastest {measured(best.step_time_s)} s per step" if best and best.step_time_s else ""
         return f"{done} trial{'s' * (done != 1)} on {self.hosts_in_words}{fastest}: study {self.study_name}"
 
     def as_json(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from costmodels.job.parallel_config import ParallelConfig
+from hardware.rounding import measured, predicted
 from trials.backend import Status
 from tuner.answers.reference import Reference
 from tuner.forecast.candidates import Candidates, predict_candidate
@@ -101,8 +102,15 @@ class Compared:
     def basis_in_words(self) -> str:
         """Step time of the reference, or how its step time is known."""
         if self.step_time_s is not None:
-            return f"{self.step_time_s:.4g} s"
+            return f"{measured(self.step_time_s)} s"
         return "stopped before it had measured all steps" if self.known is Known.CUT_OFF else "not measured"
+
+    @property
+    def gain_in_words(self) -> str:
+        """Number of times that the best is as fast as the reference; empty where the two are not compared."""
+        if self.gain is None:
+            return ""
+        return f"{self.gain:.3f}" if self.step_time_s else f"predicted {predicted(self.gain)}"
 
     @property
     def interval_in_words(self) -> str:

@@ -22,7 +22,7 @@ class SourceAccuracy:
         runs: Number of timed runs.
         step_error: Median of |predicted / measured - 1| of step times; None without timed runs.
         step_signed: Median of predicted / measured - 1; None without timed runs.
-        after_one: Median error of a run where one other run of its job was measured; None without such jobs.
+        after_one: Median error of a run where another configuration of its job was measured; None without such jobs.
         inside_95: Share of the runs inside their 95% intervals; None without timed runs.
         peaks: Number of runs with a measured peak of memory.
         peak_error: Median of |predicted / measured - 1| of these peaks; None without any.

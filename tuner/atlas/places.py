@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from costmodels.job.model_catalog import model_names
+from costmodels.job.model_catalog import model_names, read_models
 from hardware.cluster_file import cluster_names, find_cluster
 from hardware.device import Device, hosts_per_domain
 from hardware.io.errors import ConfigError, did_you_mean
+from tuner.atlas.page_names import page_name
 from tuner.study_file.text import scalar
 
 RUNTIMES = (("Ascend", "mindspeed"), ("TPU", "maxtext"), ("Trainium", "unknown"), ("Gaudi", "unknown"))
@@ -67,7 +68,8 @@ class Place:
     @property
     def name(self) -> str:
         """Name of the place, and of its study, which has nothing but letters, digits, dots, dashes and underscores."""
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{self.model}-{self.cluster}-{self.devices}").lstrip("-._")
+        named = f"{page_name('models', self.model)}-{page_name('clusters', self.cluster)}-{self.devices}"
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", named).lstrip("-._")
 
     def study_text(self, job: AtlasJob) -> str:
         """Return the study file of the place: what to copy, and what the answer is computed from."""
@@ -129,11 +131,13 @@ def devices_of_host(cluster: str) -> int:
 
 
 def named_models(text: str | None) -> tuple[str, ...]:
-    """Return the models that `--models a,b` lists; all of the catalog without it.
+    """Return the models that `--models a,b` lists; without it all of the catalog whose files can be read.
 
     Raises:
         ConfigError: The catalog does not have one of them, or one comes twice.
     """
+    if text is None:
+        return tuple(read_models()[0])
     return _named("--models", text, model_names())
 
 

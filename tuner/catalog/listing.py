@@ -10,12 +10,20 @@ from typing import Any
 
 from costmodels.job.model_catalog import find_model, model_names, shipped_models
 from costmodels.job.runtime import catalog_path, find_runtime, runtime_names, shipped_runtimes
-from hardware.cluster_file import CLUSTERS, cluster_names, clusters_table, find_cluster, shipped_clusters
-from hardware.device import DEVICES, GIB, devices_table, find_device, shipped_devices
-from hardware.io.catalogs import SHIPPED, CatalogFile, Kind, added_files
+from hardware.cluster_file import (
+    CLUSTERS,
+    broken_clusters,
+    cluster_names,
+    clusters_table,
+    find_cluster,
+    find_cluster_name,
+    shipped_clusters,
+)
+from hardware.device import DEVICES, devices_table, find_device, shipped_devices
+from hardware.device_figures import figures_of
+from hardware.io.catalogs import SHIPPED, BrokenFile, CatalogFile, Kind, added_files, or_in_broken
 from hardware.io.config_file import read_mapping
-from hardware.io.errors import ConfigError, did_you_mean
-from hardware.link import spelling_key
+from hardware.io.errors import ConfigError, UnknownNameError, did_you_mean
 from tuner.catalog.entry import Entry, cited
 from tuner.catalog.shadows import KEYS, SPELLINGS
 from tuner.knobs.catalog import CATALOG as KNOBS
@@ -32,13 +40,13 @@ class Listing:
     Attributes:
         singular: Noun for one of them.
         columns: Heads of a table's columns, by the keys of `Entry.row`.
-        entries: Function that returns the entries in the order of the catalog.
+        entries: Function that returns the entries in the order of the catalog; files that cannot work in their places.
         name_of: Function that returns the name of the entry that a text means.
     """
 
     singular: str
     columns: Mapping[str, str]
-    entries: Callable[[], Iterator[Entry]]
+    entries: Callable[[], Iterator[Entry | BrokenFile]]
     name_of: Callable[[str], str]
 
 
@@ -53,20 +61,32 @@ def find_listing(kind: str) -> Listing:
     return LISTINGS[kind]
 
 
-def find_entries(kind: str, name: str) -> tuple[Entry, ...]:
-    """Return the entries that a name means: one, or a knob of several frameworks.
+def read_listing(listing: Listing) -> tuple[tuple[Entry, ...], tuple[BrokenFile, ...]]:
+    """Return the entries of one kind, and the files of this kind that cannot work."""
+    found = tuple(listing.entries())
+    return (
+        tuple(each for each in found if isinstance(each, Entry)),
+        tuple(each for each in found if isinstance(each, BrokenFile)),
+    )
+
+
+def find_entries(kind: str, name: str) -> tuple[tuple[Entry, ...], tuple[BrokenFile, ...]]:
+    """Return the entries that a name means (one, or a knob of several frameworks), and the files that cannot work.
 
     Raises:
-        ConfigError: There is none, or a file of a catalog cannot work.
+        ConfigError: There is none, or its file cannot work.
     """
     listing = find_listing(kind)
-    entries = tuple(listing.entries())  # first, so that mistakes in files are told as such
+    entries, broken = read_listing(listing)
     try:
         wanted = listing.name_of(name)
-    except ConfigError as error:
+    except UnknownNameError as error:
         rule = f"is no {listing.singular} of the catalog"
         raise ConfigError(rule, key="NAME", value=name, nearest=error.nearest) from None
-    return tuple(entry for entry in entries if entry.file.name == wanted)
+    for each in broken:
+        if each.file.name == wanted:
+            raise each.mistake
+    return tuple(entry for entry in entries if entry.file.name == wanted), broken
 
 
 _SHIPPED: Mapping[Kind, Callable[[], tuple[str, ...]]] = {
@@ -79,11 +99,12 @@ _TABLES: Mapping[Kind, Callable[[], Mapping[str, Any]]] = {"devices": devices_ta
 """Function that returns the table of the entries that Meshtune ships; entries of other kinds have a file each."""
 
 
-def _stated(kind: Kind, path_of: Callable[[str], Path]) -> Iterator[tuple[CatalogFile, Mapping[str, Any], bool]]:
-    """Yield the file of each entry, the content of the file, and whether it stands in place of a shipped one.
+_EntryOf = Callable[[CatalogFile, Mapping[str, Any], bool], Entry]
+"""Function of a file, its content, and whether it stands in place of a shipped one."""
 
-    Shipped entries that something stands for are left out. `path_of` returns the file of a shipped one.
-    """
+
+def _stated(kind: Kind, path_of: Callable[[str], Path], entry_of: _EntryOf) -> Iterator[Entry | BrokenFile]:
+    """Yield the entries, without the shipped ones that something stands for. `path_of` returns a shipped one's file."""
     shipped = _SHIPPED[kind]()
     key, spellings = KEYS[kind], SPELLINGS[kind]()
     added = added_files(kind, spellings, key)
@@ -91,73 +112,64 @@ def _stated(kind: Kind, path_of: Callable[[str], Path]) -> Iterator[tuple[Catalo
     for name in shipped:
         if key(name) not in replaced:
             file = CatalogFile(name=name, path=path_of(name), origin=SHIPPED)
-            yield file, _TABLES[kind]() if kind in _TABLES else read_mapping(file.path), False
+            yield entry_of(file, _TABLES[kind]() if kind in _TABLES else read_mapping(file.path), False)
     for file in added.values():
-        yield file, read_mapping(file.path), key(file.name) in spellings
+        try:
+            yield entry_of(file, read_mapping(file.checked_path()), key(file.name) in spellings)
+        except ConfigError as error:
+            yield BrokenFile(file=file, mistake=error.in_file(str(file.path)))
 
 
-def _of_tables(kind: Kind, table: Path) -> Iterator[tuple[CatalogFile, dict[str, Any], dict[str, str], bool]]:
-    """Yield the file, keys and sources of the entries of which Meshtune ships one table."""
-    for file, content, shadows in _stated(kind, lambda _: table):
-        keys = dict(content[kind][file.name] if file.origin == SHIPPED else content)
-        sources = keys.pop("sources", content.get("sources", {}))
-        named = cited(keys)
-        yield file, keys, {name: text for name, text in sources.items() if name in named}, shadows
+def _of_table(kind: Kind, file: CatalogFile, content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the keys and sources of an entry of a kind of which Meshtune ships one table."""
+    keys = dict(content[kind][file.name] if file.origin == SHIPPED else content)
+    sources = keys.pop("sources", content.get("sources", {}))
+    named = cited(keys)
+    return keys, {name: text for name, text in sources.items() if name in named}
 
 
-def _devices() -> Iterator[Entry]:
-    for file, keys, sources, shadows in _of_tables("devices", DEVICES):
-        device = find_device(file.name)
-        peaks = {name: getattr(device, f"{name}_flop_per_s") for name in ("bf16", "fp16", "fp8", "fp4", "fp32")}
-        row = {
-            "memory_gib": device.memory_bytes / GIB,
-            **{f"{name}_tflops": None if peak is None else peak / 1e12 for name, peak in peaks.items()},
-            "memory_gb_per_s": device.memory_bandwidth_bytes_per_s / 1e9,
-            "host_gb_per_s": device.scale_up.bandwidth_bytes_per_s / 1e9,
-            "network_gb_per_s": device.scale_out.bandwidth_bytes_per_s / 1e9,
-            "devices_per_host": device.devices_per_host,
-        }
-        yield Entry(file=file, keys=keys, row=row, sources=sources, shadows=shadows)
+def _device(file: CatalogFile, content: Mapping[str, Any], shadows: bool) -> Entry:
+    row = {figure.column: figure.value for figure in figures_of(find_device(file.name))}
+    keys, sources = _of_table("devices", file, content)
+    return Entry(file=file, keys=keys, row=row, sources=sources, shadows=shadows)
 
 
-def _clusters() -> Iterator[Entry]:
-    for file, keys, sources, shadows in _of_tables("clusters", CLUSTERS):
-        (group,) = find_cluster(file.name).groups
-        row = {
-            "device": group.device.name,
-            "devices_per_host": group.devices_per_host,
-            "host_gb_per_s": sum(link.bandwidth_bytes_per_s for link in group.intra_links) / 1e9,
-            "network_gb_per_s": sum(link.bandwidth_bytes_per_s for link in group.nic_links) / 1e9,
-            "description": keys["description"],
-        }
-        yield Entry(file=file, keys=keys, row=row, sources=sources, shadows=shadows)
+def _cluster(file: CatalogFile, content: Mapping[str, Any], shadows: bool) -> Entry:
+    (group,) = find_cluster(file.name).groups
+    keys, sources = _of_table("clusters", file, content)
+    row = {
+        "device": group.device.name,
+        "devices_per_host": group.devices_per_host,
+        "host_gb_per_s": sum(link.bandwidth_bytes_per_s for link in group.intra_links) / 1e9,
+        "network_gb_per_s": sum(link.bandwidth_bytes_per_s for link in group.nic_links) / 1e9,
+        "description": keys["description"],
+    }
+    return Entry(file=file, keys=keys, row=row, sources=sources, shadows=shadows)
 
 
-def _models() -> Iterator[Entry]:
-    for file, keys, shadows in _stated("models", lambda name: shipped_models()[name]):
-        model = find_model(file.name)
-        row = {
-            "parameters": model.num_parameters,
-            "active_parameters": model.num_active_parameters,
-            "layers": model.num_layers,
-            "hidden_size": model.hidden_size,
-            "experts": model.num_experts or None,
-        }
-        yield Entry(file=file, keys=keys, row=row, sources={}, shadows=shadows)
+def _model(file: CatalogFile, content: Mapping[str, Any], shadows: bool) -> Entry:
+    model = find_model(file.name)
+    row = {
+        "parameters": model.num_parameters,
+        "active_parameters": model.num_active_parameters,
+        "layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "experts": model.num_experts or None,
+    }
+    return Entry(file=file, keys=content, row=row, sources={}, shadows=shadows)
 
 
-def _runtimes() -> Iterator[Entry]:
-    for file, content, shadows in _stated("runtimes", catalog_path):
-        profile, keys = find_runtime(file.name), dict(content)
-        sources, fitted_on = keys.pop("sources"), keys["fitted_on"]
-        runs = _RUNS.match(fitted_on)
-        row = {
-            "framework": profile.rule_set,
-            "runs": int(runs[1].replace(",", "")) if runs else 0,
-            "step_error": profile.step_error,
-            "fitted_on": fitted_on,
-        }
-        yield Entry(file=file, keys=keys, row=row, sources=sources, shadows=shadows)
+def _runtime(file: CatalogFile, content: Mapping[str, Any], shadows: bool) -> Entry:
+    profile, keys = find_runtime(file.name), dict(content)
+    sources, fitted_on = keys.pop("sources"), keys["fitted_on"]
+    runs = _RUNS.match(fitted_on)
+    row = {
+        "framework": profile.rule_set,
+        "runs": int(runs[1].replace(",", "")) if runs else 0,
+        "step_error": profile.step_error,
+        "fitted_on": fitted_on,
+    }
+    return Entry(file=file, keys=keys, row=row, sources=sources, shadows=shadows)
 
 
 def _knobs() -> Iterator[Entry]:
@@ -183,17 +195,18 @@ def _among(names: Callable[[], tuple[str, ...]]) -> Callable[[str], str]:
 
     def name_of(text: str) -> str:
         if text not in names():
-            raise ConfigError("is unknown", value=text, nearest=did_you_mean(text, names()))
+            raise UnknownNameError("is unknown", value=text, nearest=did_you_mean(text, names()))
         return text
 
     return name_of
 
 
 def _cluster_of(text: str) -> str:
-    known = {spelling_key(name): name for name in cluster_names()}
-    if spelling_key(text) not in known:
-        raise ConfigError("is unknown", value=text, nearest=did_you_mean(text, cluster_names()))
-    return known[spelling_key(text)]
+    name = find_cluster_name(text)
+    if name is None:
+        nearest = or_in_broken(did_you_mean(text, cluster_names()), broken_clusters())
+        raise UnknownNameError("is unknown", value=text, nearest=nearest)
+    return name
 
 
 def _knob_names() -> tuple[str, ...]:
@@ -213,7 +226,7 @@ LISTINGS: Mapping[str, Listing] = {
             "network_gb_per_s": "network [GB/s]",
             "devices_per_host": "per host",
         },
-        entries=_devices,
+        entries=lambda: _stated("devices", lambda _: DEVICES, _device),
         name_of=lambda text: find_device(text).name,
     ),
     "clusters": Listing(
@@ -225,7 +238,7 @@ LISTINGS: Mapping[str, Listing] = {
             "network_gb_per_s": "network [GB/s]",
             "description": "what it is",
         },
-        entries=_clusters,
+        entries=lambda: _stated("clusters", lambda _: CLUSTERS, _cluster),
         name_of=_cluster_of,
     ),
     "models": Listing(
@@ -237,13 +250,13 @@ LISTINGS: Mapping[str, Listing] = {
             "hidden_size": "hidden size",
             "experts": "experts",
         },
-        entries=_models,
+        entries=lambda: _stated("models", lambda name: shipped_models()[name], _model),
         name_of=_among(model_names),
     ),
     "runtimes": Listing(
         singular="runtime profile",
         columns={"framework": "rules of", "runs": "runs", "step_error": "error", "fitted_on": "fitted on"},
-        entries=_runtimes,
+        entries=lambda: _stated("runtimes", catalog_path, _runtime),
         name_of=_among(runtime_names),
     ),
     "knobs": Listing(

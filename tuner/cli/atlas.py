@@ -12,7 +12,7 @@ from typer import Option
 from hardware.io.errors import ConfigError
 from tuner.cli.costs import parse_tokens
 from tuner.cli.options import FOUND_NOTHING, AsJson, whole_number
-from tuner.terminal.console import print_json, printable, say
+from tuner.terminal.console import print_json, printable, say, warn
 
 
 def atlas(
@@ -39,11 +39,13 @@ def atlas(
 
     Its pages open from the folder, without a server, and load nothing from elsewhere.
     """
+    from costmodels.job.model_catalog import read_models
     from hardware.price_file import read_prices
     from tuner.atlas.answers import answer_all
     from tuner.atlas.measured_points import measured_by_model
     from tuner.atlas.places import AtlasJob, devices_of_host, named_clusters, named_models, places
     from tuner.atlas.site import FIRST_PAGE, check_folder, render_site, write_site
+    from tuner.catalog.unread import notes_on_unread
     from tuner.terminal.progress import SizesLine
 
     check_folder(out)
@@ -53,6 +55,8 @@ def atlas(
         tokens=parse_tokens(tokens),
     )
     names, sizes = named_models(models), parse_devices(devices)
+    broken = read_models()[1] if models is None else ()
+    warn([*(f"{each.mistake}" for each in broken), *notes_on_unread()])
     chosen = named_clusters(clusters)
     asked = list(places(names, chosen, sizes))
     if not asked:

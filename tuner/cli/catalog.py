@@ -10,7 +10,7 @@ from typer import Argument
 
 from tuner.cli import completion as cli_completion
 from tuner.cli.options import AsJson
-from tuner.terminal.console import print_json, printable, say
+from tuner.terminal.console import print_json, printable, say, warn
 from tuner.terminal.tables import print_table
 
 if TYPE_CHECKING:  # these load numpy
@@ -39,21 +39,24 @@ def catalog(
 
     Your own entries, and those of installed packages, stand among them and are marked.
     """
-    from tuner.catalog.listing import find_entries, find_listing
+    from hardware.io.catalogs import unread_in_user_catalog
+    from tuner.catalog.listing import find_entries, find_listing, read_listing
 
     listing = find_listing(kind)
     if name is None:
-        entries = tuple(listing.entries())
-        if as_json:
-            print_json({"kind": kind, "entries": [entry.as_json() for entry in entries]})
-        else:
-            _print_entries(listing, entries)
-        return
-    found = find_entries(kind, name)
+        entries, broken = read_listing(listing)
+    else:
+        entries, broken = find_entries(kind, name)
+    unread = [*(f"{each.mistake}" for each in broken), *unread_in_user_catalog()]
     if as_json:
-        print_json({"kind": kind, "entries": [entry.whole_as_json() for entry in found]})
+        shown = [entry.as_json() if name is None else entry.whole_as_json() for entry in entries]
+        print_json({"kind": kind, "entries": shown, "unread": unread})
         return
-    for entry in found:
+    warn(unread)
+    if name is None:
+        _print_entries(listing, entries)
+        return
+    for entry in entries:
         whose = f" ({entry.origin_in_words})" if entry.origin_in_words else ""
         say(f"# {printable(entry.file.name)}{whose}, from {printable(str(entry.file.path))}")
         typer.echo(entry.text, nl=False)  # not by `say`: no terminal shall break the lines of a file

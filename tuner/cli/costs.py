@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hardware.io.errors import ConfigError
+from hardware.rounding import by_source
 from tuner.cli.options import FOUND_NOTHING, check_out, load, number, taught_study, tell_basis
 from tuner.terminal.console import hosts_in_words, in_words, print_json, say
 from tuner.terminal.tables import print_table
@@ -237,7 +238,7 @@ def _row(offer: Offer, found: CostComparison, dimensions: tuple[str, ...], has_c
         offer.cluster.name,
         str(offer.size.hosts),
         f"{offer.size.devices:,}",
-        f"{offer.size.step_time_s:.4g}",
+        by_source(offer.size.step_time_s, offer.size.source),
         days(offer.seconds),
         f"{days(low)} to {days(high)}",
         *cost,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
+from hardware.rounding import by_source
 from tuner.cli.costs import load_with_prices, tokens_of
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, tell_basis, with_plans
 from tuner.storage.stored_studies import StoredStudies
@@ -132,7 +133,7 @@ def _row(training: Training, economics: Economics) -> list[str]:
     return [
         training.label,
         f"{training.devices:,}",
-        f"{training.step_time_s:.4g}",
+        by_source(training.step_time_s, training.source),
         training.source,
         duration(training.seconds),
         hours(training.device_hours * HOUR_S),

@@ -28,6 +28,7 @@ from typer.main import get_command
 from hardware.io.errors import ConfigError, shorten, shown_url
 from hardware.io.output_file import check_place
 from hardware.io.secret_texts import hide_words, holds_secret
+from hardware.rounding import by_source
 from trials.ranks.unheard_signals import ignore_signals
 from tuner.cli import atlas as cli_atlas
 from tuner.cli import calibrate as cli_calibrate
@@ -469,8 +470,8 @@ def best(study: StudyFile, storage: Storage = None, overrides: Overrides = None,
         return
     known = found.known_in_words
     say(f"Best: {in_words(payload['config'])}")
-    tokens = throughput_in_words(prepared.problem.subject.throughput(found.step_time_s))
-    say(f"  {found.step_time_s:.4g} s per step{tokens} ({known})")
+    tokens = throughput_in_words(prepared.problem.subject.throughput(found.step_time_s), found.source)
+    say(f"  {by_source(found.step_time_s, found.source)} s per step{tokens} ({known})")
     print_judged(request, found.compared, training, found.p_star)
     if idle is not None:
         say(f"  {idle.in_words}")

@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from hardware.io.errors import ConfigError
 from hardware.io.output_file import check_place, write_output
+from hardware.rounding import predicted
 from tuner.cli import completion as cli_completion
 from tuner.cli.options import FOUND_NOTHING, AsJson, check_out, number, whole_number
 from tuner.cli.place_operators import place_graphs
@@ -230,8 +231,8 @@ def _print_answer(answer: Answer) -> None:
     outcome = answer.outcome
     proof = "the best of the family" if is_proven(answer) else f"gap {outcome.gap:.1%}"
     typer.echo(
-        f"Step: {answer.step_time_s:.4g} s predicted, lower bound {outcome.bound:.4g} s ({proof}), "
-        f"{makes_tokens(problem) / answer.step_time_s:,.0f} tokens/s, "
+        f"Step: {predicted(answer.step_time_s)} s predicted, lower bound {predicted(outcome.bound)} s ({proof}), "
+        f"{predicted(makes_tokens(problem) / answer.step_time_s)} tokens/s, "
         f"devices held {at_work_s(problem, state, answer.step_time_s):.0%} of the step."
     )
     for baseline in answer.baselines:
@@ -241,5 +242,5 @@ def _print_answer(answer: Answer) -> None:
         else:
             gain = baseline.step_time_s / answer.step_time_s - 1
             beside = f"the answer is {gain:.1%} faster" if gain >= 0.0005 else "as fast as the answer"
-            typer.echo(told + f"{baseline.step_time_s:.4g} s, {beside}")
+            typer.echo(told + f"{predicted(baseline.step_time_s)} s, {beside}")
     typer.echo(f"Searched {outcome.nodes:,} partial placements in {answer.search_s:.1f} s; {outcome.stop.value}.")

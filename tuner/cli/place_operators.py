@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hardware.rounding import predicted
 from tuner.cli.options import FOUND_NOTHING
 from tuner.terminal.console import print_json, printable
 from tuner.terminal.tables import print_table
@@ -103,12 +104,13 @@ def _print_answer(answer: OperatorAnswer) -> None:
     typer.echo("Memory [GiB]: " + ", ".join(f"device {device} {size:.3g}" for device, size in enumerate(used)))
     ends_s = schedule.completion_s(workload).tolist()
     if len(placement.graphs) > 1:
-        told = (f"{name} {end_s:.4g} s" for name, end_s in zip(placement.graphs, ends_s, strict=True))
+        told = (f"{name} {predicted(end_s)} s" for name, end_s in zip(placement.graphs, ends_s, strict=True))
         typer.echo(printable(f"Ends: {', '.join(told)}."))
     proof = "no schedule costs less" if answer.is_proven else f"gap {outcome.gap:.1%}"
+    makespan, ends = predicted(answer.makespan_s), predicted(outcome.best.cost)
     typer.echo(
-        f"Makespan: {answer.makespan_s:.4g} s predicted; weighted sum of the ends {outcome.best.cost:.4g} s, "
-        f"lower bound {outcome.bound:.4g} s ({proof})."
+        f"Makespan: {makespan} s predicted; weighted sum of the ends {ends} s, "
+        f"lower bound {predicted(outcome.bound)} s ({proof})."
     )
     for baseline in answer.baselines:
         told_of = f"  {baseline.name} ({baseline.meaning}): "
@@ -117,7 +119,7 @@ def _print_answer(answer: OperatorAnswer) -> None:
         else:
             gain = baseline.cost_s / outcome.best.cost - 1
             beside = f"the answer is {gain:.1%} faster" if gain >= 0.0005 else "as fast as the answer"
-            typer.echo(told_of + f"{baseline.cost_s:.4g} s, {beside}")
+            typer.echo(told_of + f"{predicted(baseline.cost_s)} s, {beside}")
     typer.echo(
         f"Searched {outcome.nodes:,} partial schedules in {answer.before_s + outcome.seconds:.1f} s; "
         f"{outcome.stop.value}."

@@ -9,6 +9,7 @@ import typer
 from typer import Option
 
 from hardware.io.errors import ConfigError
+from hardware.rounding import by_source, predicted
 from tuner.cli.costs import load_with_prices, parse_share, rank_costs
 from tuner.cli.options import (
     CURRENT,
@@ -149,8 +150,8 @@ def predict(
     if of_cost_model is not None:
         low_s, high_s = payload["step_time_range_s"]
         slower = slower_in_words(payload[SLOWER])
-        typer.echo(f"  {low_s:.4g} to {high_s:.4g} s with probability 95%{slower}")
-        typer.echo(f"  the cost model alone predicts {of_cost_model['step_time_s']:.4g} s, of which:")
+        typer.echo(f"  {predicted(low_s)} to {predicted(high_s)} s with probability 95%{slower}")
+        typer.echo(f"  the cost model alone predicts {predicted(of_cost_model['step_time_s'])} s, of which:")
     elif "step_time_range_s" in payload:
         _print_step_range(payload)
     predicted_s = (of_cost_model or payload)["step_time_s"]
@@ -193,8 +194,8 @@ def _print_step_range(payload: dict[str, Any]) -> None:
     most = sorted(widening.items(), key=lambda each: -each[1])[:2]
     leading = " and ".join(f"{name} ({effect:.1%})" for name, effect in most)
     reasons = f", mostly for {leading}" if leading else ""
-    typer.echo(f"  {low_s:.3g} to {high_s:.3g} s with probability 95%{reasons}")
-    typer.echo(f"  {payload['unnamed_step_time_s']:.4g} s under `runtime: unknown`, of which nothing is fitted")
+    typer.echo(f"  {predicted(low_s)} to {predicted(high_s)} s with probability 95%{reasons}")
+    typer.echo(f"  {predicted(payload['unnamed_step_time_s'])} s under `runtime: unknown`, of which nothing is fitted")
 
 
 def _print_peak(problem: Problem, payload: dict[str, Any]) -> None:
@@ -440,9 +441,14 @@ def _rank_sizes(request: StudyRequest, text: str, as_json: bool) -> None:
     else:
         places = {"hosts": [str(size.hosts) for size in sizes], "devices": [f"{size.devices:,}" for size in sizes]}
         figures = {
-            "step [s]": [f"{size.step_time_s:.4g}{_mark_of(size, basis)}" if size.config else "-" for size in sizes],
+            "step [s]": [
+                by_source(size.step_time_s, size.source) + _mark_of(size, basis) if size.config else "-"
+                for size in sizes
+            ],
             "GiB": [f"{size.peak_memory_bytes / 2**30:.1f}" if size.config else "-" for size in sizes],
-            "tokens/s/device": [f"{size.tokens_per_s_per_device:,.0f}" if size.config else "-" for size in sizes],
+            "tokens/s/device": [
+                by_source(size.tokens_per_s_per_device, size.source) if size.config else "-" for size in sizes
+            ],
         }
         layouts = [size.config.values(dimensions) if size.config else {} for size in sizes]
         columns = places | layout_columns(layouts, places | figures) | figures

@@ -11,6 +11,7 @@ import typer
 from typer import Option
 
 from hardware.io.errors import ConfigError
+from hardware.rounding import predicted
 from tuner.cli.completion import targets
 from tuner.cli.options import (
     CURRENT,
@@ -323,11 +324,11 @@ def _times(prepared: Prepared, config: ParallelConfig, answers: list[RankAnswer]
 def _print_times(times: dict[str, Any]) -> None:
     if times["predicted_step_s"] is None:
         return
-    closed = f"closed form {times['predicted_step_s']:.3g} s"
+    closed = f"closed form {predicted(times['predicted_step_s'])} s"
     if times["step_s"] is None:
         typer.echo(f"Step time: {closed}; a replay needs a rank of every stage that is accepted.")
         return
-    typer.echo(f"Step time: replayed {times['step_s']:.3g} s, {closed}.")
+    typer.echo(f"Step time: replayed {predicted(times['step_s'])} s, {closed}.")
 
 
 def _print_answer(answer: RankAnswer) -> None:

@@ -11,6 +11,7 @@ import typer
 from typer import Option
 
 from hardware.io.errors import ConfigError, did_you_mean
+from hardware.rounding import predicted
 from tuner.cli.options import FOUND_NOTHING, AsJson, Overrides, Storage, StudyFile, load, number, with_plans
 from tuner.storage.stored_studies import StoredStudies
 from tuner.terminal.console import NOTHING_WORKS, in_words, print_json, printable
@@ -139,7 +140,7 @@ def _print_plan(problem: Problem, plan: Plan) -> None:
                 f"{one.from_s:g}",
                 f"{(stretches[end].from_s if end < len(stretches) else plan.until_s):g}",
                 "-" if one.setup is None else str(len(one.setup.hosts)),
-                "-" if one.step_time_s is None else f"{one.step_time_s:.4g}",
+                "-" if one.step_time_s is None else predicted(one.step_time_s),
                 f"{sum(each.steps for each in stretches[at:end]):,.0f}",
                 f"{one.switch_s + one.lost_work_s:.0f}" if one.switch_s or one.lost_work_s else "",
                 "waits" if one.setup is None else in_words(one.setup.config.values(problem.dimensions)),
@@ -203,7 +204,9 @@ def _print_robust(
             ],
         )
         told = "mean" if statistic == "mean" else "90th percentile"
-        typer.echo(f"{told} of the time per token: {choice.figure_s:.4g} s, of {choice.num_configs:,} configurations")
+        typer.echo(
+            f"{told} of the time per token: {predicted(choice.figure_s)} s, of {choice.num_configs:,} configurations"
+        )
         if math.isfinite(choice.figure_best_s):
             typer.echo(
                 f"  {choice.figure_best_s / choice.figure_s - 1:+.2%} over keeping the study's best configuration"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from hardware.rounding import measured
 from tuner.cli.options import AsJson, Overrides, Storage, StudyFile, load
 from tuner.terminal.console import (
     confidence_in_words,
@@ -156,10 +157,10 @@ def _print_best(
     request: StudyRequest, best: TrialRecord | None, extrapolated: Extrapolated | None, confidence: float
 ) -> None:
     """Print the best configuration so far, if there is one."""
-    if best is not None:
+    if best is not None and best.step_time_s is not None:
         say(f"Best: {in_words(best.params)}")
         source = request.trials.backend.source_in_words
-        say(f"  {best.step_time_s:.4g} s per step ({source}); {confidence_in_words(request.problem, confidence)}")
+        say(f"  {measured(best.step_time_s)} s per step ({source}); {confidence_in_words(request.problem, confidence)}")
     elif extrapolated is not None:
         print_extrapolated(extrapolated)
 

@@ -8,6 +8,7 @@ import typer
 from typer import Option
 
 from hardware.io.errors import ConfigError
+from hardware.rounding import measured, predicted
 from tuner.cli.options import (
     CURRENT,
     FOUND_NOTHING,
@@ -176,11 +177,11 @@ def _print_outcome(prepared: Prepared, seen: Observation, payload: dict[str, Any
         return
     steps = len(seen.step_times_s)
     say(
-        f"{step_s:.4g} s per step ({prepared.backend.source_in_words}, median of {steps}); "
-        f"predicted {payload['predicted_s']:.4g} s"
+        f"{measured(step_s)} s per step ({prepared.backend.source_in_words}, median of {steps}); "
+        f"predicted {predicted(payload['predicted_s'])} s"
     )
     if ratio is not None and stated is not None:
-        say(f"{ratio:.2f} times the log's {payload['log_step_time_s']:.4g} s ({printable(stated.taken_from)})")
+        say(f"{ratio:.2f} times the log's {measured(payload['log_step_time_s'])} s ({printable(stated.taken_from)})")
         if _is_far(ratio):
             say("  That is another program or another machine: compare --dry-run with the command of the log.")
     if seen.peak_memory_bytes is not None:

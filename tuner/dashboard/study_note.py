@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from hardware.rounding import MEASURED_DIGITS, PREDICTED_DIGITS, measured, predicted, rounded
 from trials.backend import Status
 from tuner.answers.basis import place_of
 from tuner.answers.gain import Compared
@@ -12,7 +13,7 @@ from tuner.dashboard.markdown import code, paragraphs, plain, table
 from tuner.dashboard.snapshot import Snapshot
 from tuner.economics.cost_words import limited_in_words
 from tuner.economics.training import limited_of
-from tuner.report.words import after_trials, in_short, percent, plural, seconds
+from tuner.report.words import after_trials, in_short, percent, plural, predicted_seconds, seconds
 from tuner.search.population import Moment
 from tuner.storage.record import TrialRecord, counted, excused_in_words, num_running, saved_s
 from tuner.terminal.console import in_words
@@ -45,16 +46,16 @@ def study_facts(seen: Snapshot) -> dict[str, Any]:
     """Collect the figures shown as the study's attributes; the dashboard's table shows five at once."""
     facts: dict[str, Any] = {}
     if seen.best_step_s is not None:
-        facts["best step [s]" if seen.best else "best step by extrapolation [s]"] = _round(seen.best_step_s)
+        facts["best step [s]" if seen.best else "best step by extrapolation [s]"] = rounded(
+            seen.best_step_s, MEASURED_DIGITS if seen.best else PREDICTED_DIGITS
+        )
     if seen.compared is not None and seen.compared.gain is not None:
-        facts[f"times as fast as {seen.compared.reference.in_words}"] = _round(seen.compared.gain)
+        facts[f"times as fast as {seen.compared.reference.in_words}"] = rounded(
+            seen.compared.gain, MEASURED_DIGITS if seen.compared.step_time_s else PREDICTED_DIGITS
+        )
     if seen.p_star is not None:
-        facts["confidence"] = _round(seen.p_star)
+        facts["confidence"] = rounded(seen.p_star, PREDICTED_DIGITS)
     return facts | {"search": _search(seen), "trials": _trials(seen)}
-
-
-def _round(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 def _headline(seen: Snapshot) -> str:
@@ -66,7 +67,7 @@ def _headline(seen: Snapshot) -> str:
         ]
     elif seen.extrapolated is not None:
         words = [
-            f"### Best by extrapolation: {seconds(seen.extrapolated.step_time_s)} per step",
+            f"### Best by extrapolation: {predicted_seconds(seen.extrapolated.step_time_s)} per step",
             f"{code(in_words(seen.extrapolated.config))}, {seen.extrapolated.in_words}",
         ]
     else:
@@ -84,7 +85,7 @@ def _gain(compared: Compared) -> str:
     basis = f"whose step takes {seconds(own_s)}" if own_s is not None else f"which was {compared.basis_in_words}"
     beside = "; ".join(filter(None, [compared.interval_in_words, compared.luck_in_words]))
     return (
-        f"**{'' if own_s else 'predicted '}{compared.gain:.3f} times as fast as {reference.in_words}**, {basis}: "
+        f"**{compared.gain_in_words} times as fast as {reference.in_words}**, {basis}: "
         f"{code(in_words(reference.values))}" + (f" ({beside})" if beside else "")
     )
 
@@ -105,7 +106,8 @@ def _figures(seen: Snapshot) -> list[tuple[str, str]]:
         figures.append(("confidence", words))
     if seen.best_step_s is not None:
         tokens = seen.prepared.problem.subject.throughput(seen.best_step_s)
-        figures += [] if tokens is None else [("throughput", f"{tokens:,.0f} tokens/s per device")]
+        known = measured if seen.best else predicted
+        figures += [] if tokens is None else [("throughput", f"{known(tokens)} tokens/s per device")]
     if seen.best_step_s is not None and seen.request.economics.limits.are_set:
         training = limited_of(seen.prepared, seen.best, seen.extrapolated)
         figures.append(("limits", limited_in_words(seen.request.economics, training)))

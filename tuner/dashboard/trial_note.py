@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from costmodels.surrogates.uncertainty import likely_range
+from hardware.rounding import MEASURED_DIGITS, PREDICTED_DIGITS, rounded
 from trials.backend import Status
 from tuner.answers.reference import Reference
 from tuner.dashboard.markdown import block, code, paragraphs, plain, table
 from tuner.dashboard.study_note import STATUS_WORDS
 from tuner.report.sections.accuracy import relative_error
-from tuner.report.words import MISSING, gibibytes, percent, plural, seconds
+from tuner.report.words import MISSING, gibibytes, percent, plural, predicted_seconds, seconds
 from tuner.storage.record import TrialRecord
 from tuner.study_file.request import StudyRequest, TrialOptions
 from tuner.subject.ability import Ability
@@ -75,7 +76,9 @@ def trial_facts(record: TrialRecord, reference: Reference | None) -> dict[str, A
         "reason": (observation.reason if observation else "") or None,
     }
     return {
-        name: float(f"{value:.4g}") if isinstance(value, float) else value
+        name: rounded(value, PREDICTED_DIGITS if name.startswith("predict") else MEASURED_DIGITS)
+        if isinstance(value, float)
+        else value
         for name, value in facts.items()
         if value is not None
     }
@@ -122,7 +125,7 @@ def _figures(problem: Problem, record: TrialRecord, step_error: float | None) ->
     known = ""
     if step_error is not None:
         low_s, high_s = likely_range(step_s, step_error)
-        known = f" ({seconds(low_s)} to {seconds(high_s)})"
+        known = f" ({predicted_seconds(low_s)} to {predicted_seconds(high_s)})"
     error = relative_error(record)
     off = "" if error is None else f", {percent(error, signed=True)} off"
     throughputs = [
@@ -132,7 +135,7 @@ def _figures(problem: Problem, record: TrialRecord, step_error: float | None) ->
     return table(
         ["", "predicted", "measured"],
         [
-            ["step", seconds(step_s) + known + off, seconds(measured_s)],
+            ["step", predicted_seconds(step_s) + known + off, seconds(measured_s)],
             *([["tokens/s per device", *throughputs]] if problem.subject.has(Ability.TOKENS) else []),
             [
                 "memory of the fullest device",

@@ -14,6 +14,7 @@ from costmodels.step.memory.peak import MemoryEstimate, estimate_memory
 from costmodels.step.step_time import StepEstimate, estimate_step
 from costmodels.surrogates.uncertainty import SIGMA, WIDE, likely_range, memory_half_width
 from hardware.arrays import FloatArray, IntArray
+from hardware.rounding import predicted
 from tuner.plans.layer_planning import shape_text
 from tuner.space.enumeration import Space
 from tuner.subject.contract import AbstractSubject
@@ -81,10 +82,11 @@ def notes_on_plan(problem: Problem, chosen: ParallelConfig) -> tuple[str, ...]:
     if not plan:
         return ()
     by_hand_s = predict_candidate(problem, replace(chosen, plan=HAND))["step_time_s"]
+    planned_s = predict_candidate(problem, chosen)["step_time_s"]
     return (
         f"plan: this step has its layers sharded as {plan['planner']} plans them, and these flags shard them by hand: "
         f"{len(plan['differs'])} operators differ, see `meshtune predict --plan`; by hand the step is predicted to "
-        f"take {by_hand_s:.4g} s, and {predict_candidate(problem, chosen)['step_time_s']:.4g} s as planned",
+        f"take {predicted(by_hand_s)} s, and {predicted(planned_s)} s as planned",
     )
 
 

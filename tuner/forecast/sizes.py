@@ -183,6 +183,8 @@ def _find_hosts(name: str) -> Cluster:
     try:
         named = name_cluster(name)
     except ConfigError as error:
+        if error.file:
+            raise
         raise ConfigError(error.rule, key="--clusters", value=name, nearest=error.nearest) from None
     if named.devices or named.hosts:
         raise ConfigError("states a number", key="--clusters", value=name, nearest="numbers of hosts by --hosts")

@@ -19,7 +19,8 @@ from costmodels.job.setting import Setting
 from costmodels.operators.kernels import collective_s, kernel_s
 from costmodels.operators.layer_operators import unique_shapes
 from costmodels.step.block_costs import block_costs
-from costmodels.step.memory.peak import MemoryEstimate, estimate_memory, layer_activations
+from costmodels.step.memory.activations import layer_activations
+from costmodels.step.memory.peak import MemoryEstimate, estimate_memory
 from costmodels.step.pipeline.stage_pricing import StagePricing
 from costmodels.step.pipeline.transfers import hop_collectives, transfer_collectives
 from costmodels.step.placement import pipelines, place

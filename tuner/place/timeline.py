@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hardware.rounding import predicted
 from tuner.place.search.problem import PlacementProblem
 from tuner.place.search.state import State, options_chosen
 from tuner.place.trace_rows import process_rows
@@ -141,7 +142,7 @@ def text_timeline(problem: PlacementProblem, state: State, step_time_s: float) -
     names = [devices_in_words(problem, sum(1 << cell for cell in cells)) for cells in rows.values()]
     width = max(map(len, names))
     lines = [f"{name:<{width}} |{''.join(line)}|" for name, line in zip(names, rows, strict=True)]
-    lines.append(f"{'':<{width}}  0{f'{step_time_s:.4g} s':>{WIDTH - 1}}")
+    lines.append(f"{'':<{width}}  0{f'{predicted(step_time_s)} s':>{WIDTH - 1}}")
     return [*lines, "  ".join(f"{letter} {name}" for name, letter in letters.items())]
 
 

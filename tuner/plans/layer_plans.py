@@ -35,6 +35,7 @@ from costmodels.sharding.plan_totals import collective_lines, collectives_by_kin
 from hardware.cluster import Cluster
 from hardware.collector import without_collector
 from hardware.device import GIB
+from hardware.rounding import predicted
 from tuner.planners.engine.outcome import ROUNDING
 from tuner.planners.sharding.axis_descent import descend
 from tuner.planners.sharding.hand_made import hand_made
@@ -362,8 +363,8 @@ def plan_lines(summary: Mapping[str, Any] | None) -> list[str]:
     if own_s > hand_s:
         gained = f"{own_s / hand_s - 1:.1%} more than by hand"
     lines = [
-        f"Plan of {summary['layers']} on {axes} ({summary['planner']}): {own_s:.4g} s for {summary['micro_batches']} "
-        f"micro-batches without overlap, {gained}",
+        f"Plan of {summary['layers']} on {axes} ({summary['planner']}): {predicted(own_s)} s for "
+        f"{summary['micro_batches']} micro-batches without overlap, {gained}",
         *collective_lines(summary["collectives"]),
         *predicted_lines(summary),
     ]

@@ -16,6 +16,7 @@ from costmodels.sharding.graph import Graph
 from costmodels.sharding.plan_totals import collective_lines, collectives_by_kind
 from hardware.device import GIB
 from hardware.io.errors import ConfigError
+from hardware.rounding import predicted
 from tuner.planners.doubts import sampled_in_words
 from tuner.planners.judged import Verdict
 from tuner.planners.planning import Planned
@@ -160,10 +161,11 @@ def in_lines(planned: Planned) -> list[str]:
     together_s = ""
     if planned.timeline is not None:
         exposed_s = planned.timeline.exposed_s.sum()
-        together_s = f"{planned.timeline.step_time_s:.4g} s per step with {exposed_s:.4g} s exposed communication; "
+        step_s = planned.timeline.step_time_s
+        together_s = f"{predicted(step_s)} s per step with {predicted(exposed_s)} s exposed communication; "
     lines = [
-        f"{together_s}{cost.step_time_s:.4g} s {'' if together_s else 'per step '}without overlap, of which "
-        f"{cost.comm_s:.4g} s communication; {cost.peak_memory_bytes / GIB:.{digits}f} GiB per device{limit}",
+        f"{together_s}{predicted(cost.step_time_s)} s {'' if together_s else 'per step '}without overlap, of which "
+        f"{predicted(cost.comm_s)} s communication; {cost.peak_memory_bytes / GIB:.{digits}f} GiB per device{limit}",
         f"planned {len(plan.graph.ops):,} operators in {planned.search_s:.2f} s (order: {planned.order})"
         + (", proven optimal" if planned.found.is_optimum else ""),
         *_bound_lines(planned),
@@ -212,8 +214,8 @@ def judged_lines(verdicts: Sequence[Verdict], device: str) -> list[str]:
             continue
         more = each.planned_s / each.scheduled_s - 1 if each.scheduled_s else 0.0
         lines.append(
-            f"{name}  {each.scheduled_s:.4g} s, {each.compiled_bytes / GIB:.2f} GiB"
-            f"{'' if each.fits else ' (does not fit)'}; ours {each.planned_s:.4g} s ({more:+.0%}), "
+            f"{name}  {predicted(each.scheduled_s)} s, {each.compiled_bytes / GIB:.2f} GiB"
+            f"{'' if each.fits else ' (does not fit)'}; ours {predicted(each.planned_s)} s ({more:+.0%}), "
             f"{each.planned_bytes / GIB:.2f} GiB; compiled in {each.compile_s:.1f} s"
         )
     return lines
@@ -233,12 +235,12 @@ def _bound_lines(planned: Planned) -> list[str]:
     over = planned.cost.step_time_s / planned.bound_s - 1
     place = "" if planned.timeline is None else "without overlap, "
     distance = f"is within {max(over, 0.0):.2%}" if over < 1 else f"takes at most {1 + over:.3g} times as long"
-    return [f"{place}no plan without pins is faster than {planned.bound_s:.4g} s: this one {distance}"]
+    return [f"{place}no plan without pins is faster than {predicted(planned.bound_s)} s: this one {distance}"]
 
 
 def _step_line(step: Step) -> str:
     figures = step.figures
-    return f"  {step.name + ':':<20} {figures.step_time_s:.4g} s, {figures.peak_memory_bytes / 2**30:.1f} GiB"
+    return f"  {step.name + ':':<20} {predicted(figures.step_time_s)} s, {figures.peak_memory_bytes / 2**30:.1f} GiB"
 
 
 def _pin_line(report: PinReport) -> str:
@@ -258,7 +260,7 @@ def taken_in_words(pin: Pin, ways: int) -> str:
 
 
 def _more_or_less(seconds: float) -> str:
-    return f"{abs(seconds):.3g} s {'more' if seconds >= 0 else 'less'}"
+    return f"{predicted(abs(seconds))} s {'more' if seconds >= 0 else 'less'}"
 
 
 def _diagnosis_lines(planned: Planned) -> list[str]:

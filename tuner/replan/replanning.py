@@ -33,6 +33,7 @@ from optuna import Study
 from costmodels.job.parallel_config import ParallelConfig
 from hardware.dynamics import Trace, intervals
 from hardware.io.errors import ConfigError
+from hardware.rounding import predicted
 from tuner.answers.best import best_known
 from tuner.forecast.prepared import Prepared
 from tuner.replan.cluster_states import Course, Figures, Options, Pricing, Setup, cluster_of, options_over
@@ -477,7 +478,7 @@ class PricedCourse:
         end = end if lost else max(stops, at + 1)  # unpriced setups are too slow, by an unknown factor
         more = self.choices.steps[at:end, option].sum() - self.choices.steps[at:end, before].sum()
         old, step_s = self.figures[at].get(before), self.figures[at][option].step_time_s
-        told = [f"{step_s:.4g} s per step instead of {old.step_time_s:.4g} s"] if old else []
+        told = [f"{predicted(step_s)} s per step instead of {predicted(old.step_time_s)} s"] if old else []
         if lost:
             from_s = self.course.intervals[stops].from_s
             told.append(f"{name_hosts(lost)} will be lost at {from_s:g} s, and changing before that loses no work")

@@ -8,6 +8,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from hardware.io.output_file import write_output
+from hardware.rounding import by_source
 from hardware.time_units import DAY_S
 from tuner.economics.cost_words import broken_in_words, days, limits_in_words, money, offer_in_words, prices_in_words
 from tuner.economics.costs import KWH_J, CostComparison, Offer
@@ -195,7 +196,7 @@ def _row(offer: Offer, problem: Problem) -> Html:
     numbers = [
         str(size.hosts),
         f"{size.devices:,}",
-        f"{size.step_time_s:.4g}",
+        by_source(size.step_time_s, size.source),
         days(offer.seconds),
         f"{days(offer.seconds_range[0])} to {days(offer.seconds_range[1])}{_beyond(offer)}",
         MISSING if offer.cost is None else money(offer.cost),

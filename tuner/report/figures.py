@@ -196,7 +196,7 @@ def stacked_bars(bars: Sequence[Bar], *, axis: str, unit: str, limits: dict[str,
                 name=name,
                 orientation="h",
                 marker={"color": part_colour(name), "line": {"width": 0}},
-                hovertemplate=f"%{{y}}<br>{name}: %{{x:.4g}} {unit}<extra></extra>",
+                hovertemplate=f"%{{y}}<br>{name}: %{{x:.3g}} {unit}<extra></extra>",
             )
     measured = [(bar.label, bar.measured) for bar in bars if bar.measured is not None]
     if measured:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from costmodels.job.parallel_config import DEGREES, Value
+from hardware.rounding import measured, predicted
 from tuner.storage.record import TrialRecord
 
 MISSING = "\N{EN DASH}"
@@ -13,12 +14,19 @@ SEPARATOR = " \N{MIDDLE DOT} "
 
 
 def seconds(value: float | None) -> str:
-    """Format a duration with at least three significant digits."""
+    """Format a measured duration."""
+    return _duration(value, measured)
+
+
+def predicted_seconds(value: float | None) -> str:
+    """Format a predicted duration, which has fewer digits."""
+    return _duration(value, predicted)
+
+
+def _duration(value: float | None, number: Callable[[float], str]) -> str:
     if value is None:
         return MISSING
-    if value < 1:
-        return f"{value * 1e3:.3g} ms"
-    return f"{value:.3f} s" if value < 100 else f"{value:,.1f} s"
+    return f"{number(value * 1e3)} ms" if value < 1 else f"{number(value)} s"
 
 
 def gibibytes(value: float | None) -> str:

@@ -583,15 +583,14 @@ def _describe_need(setting: Setting, grid: ConfigGrid, memory: MemoryEstimate, p
 
 
 def _describe_closest(setting: Setting, grid: ConfigGrid, memory: MemoryEstimate, options: SpaceOptions) -> str:
-    """Describe the configuration that comes closest to fitting, and suggest a remedy, where nothing fits."""
+    """Describe the configuration that comes closest to fitting, where nothing fits."""
     # devices of unlike hosts differ in their memory, so shares are compared
     closest = int(np.argmin(memory.needed_bytes / memory.capacity_bytes))
     need = _describe_need(setting, grid, memory, closest)
-    told = (
+    return (
         f"nothing fits: the closest, {grid.config(closest)}, {need}, of which {options.memory_headroom:.0%} must stay "
         "free"
     )
-    return told if "recompute" in options.opened else f"{told}; space.recompute: [none, full] would search further"
 
 
 def _find_position(grid: ConfigGrid, config: ParallelConfig) -> int | None:

@@ -26,6 +26,7 @@ from trials.backend import AbstractBackend, Observation, Status, TrialAbility
 from trials.knobs.knob import Knob, today_of
 from trials.trial_keys import StudyParts
 from tuner.catalog.shadows import notes_on_shadows
+from tuner.catalog.unread import notes_on_unread
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.plans.step_planner import LayeredStepPlanner
 from tuner.search.objectives import COST, ENERGY, MEMORY, STEP_TIME
@@ -113,6 +114,7 @@ def _resolve(
     options, renamed = with_free_memory(chosen.options, keys.space, keys.limits, paths.named)
     notes += (*renamed, *notes_on_former_rules(options, chosen.parts.setting), *_notes_on_model(chosen.parts.setting))
     notes += notes_on_shadows(cluster, model=_model_file(keys.model), runtime=keys.runtime)
+    notes += notes_on_unread()
     catalog = chosen.catalog and replace(chosen.catalog, options=options)
     found = _knobs_of(keys.space.knobs, catalog, subject)
     knobs = found.knobs

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodels.job.decoder import Decoder
-from costmodels.job.model_catalog import find_model, load_model, model_names
+from costmodels.job.model_catalog import find_model, load_model, model_names, read_models
 from costmodels.job.model_spec import ModelSpec, plain_model
 from costmodels.job.parallel_config import DEGREES
 from costmodels.job.runtime import find_runtime, runtime_names
@@ -367,8 +367,7 @@ def _model(imported: Imported, added: Added, name: str, file: Path, folder: Path
     if not model.is_plain:
         return "", model
     sizes = _sizes(model)
-    known_models = [other for other in model_names() if find_model(other).is_plain]
-    twin = next((other for other in known_models if _sizes(find_model(other)) == sizes), "")
+    twin = next((known for known, other in read_models()[0].items() if other.is_plain and _sizes(other) == sizes), "")
     return twin, model
 
 

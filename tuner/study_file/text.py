@@ -13,7 +13,7 @@ import yaml
 from costmodels.job.decoder import Decoder
 from costmodels.job.listed_model import listed_keys
 from costmodels.job.model_spec import ModelSpec
-from costmodels.job.parallel_config import RECOMPUTE_MODES
+from costmodels.job.runtime import RuntimeProfile, find_runtime
 from tuner.imports import Imported, LaunchCommand, Present
 from tuner.imports.log import Measured
 
@@ -36,6 +36,7 @@ def study_text(
     further: Sequence[str] = (),
 ) -> str:
     """Return the text of the study file; `file` is the framework's, for comments, and `further` lines end `trial:`."""
+    modes = _modes(present, find_runtime(imported.runtime))
     uneven = re.findall(r"([a-z_]+)=", str(present.current.get("assignment", "")))
     lines = [
         *_head(imported, file, has_current=bool(present.current)),
@@ -45,10 +46,11 @@ def study_text(
         f"job: {_flow(present.job)}",
         f"runtime: {scalar(imported.runtime)}",
         *([f"facts: {_flow(facts)}  # what it does otherwise than the runtime's profile"] if facts else []),
-        f"space: {_flow({'assignment': uneven})}  # work may be uneven, as it is today"
-        if uneven
-        else f"# space: {_flow({'recompute': _modes(present)})}  # searches a dimension that job: fixes",
     ]
+    if uneven:
+        lines.append(f"space: {_flow({'assignment': uneven})}  # work may be uneven, as it is today")
+    elif len(modes) > 1:
+        lines.append(f"# space: {_flow({'recompute': modes})}  # searches a dimension that job: fixes")
     if present.current:
         lines.append(f"current: {_flow(present.current)}  # in use today: never pruned, and the first trial")
     if measured is not None:
@@ -57,10 +59,10 @@ def study_text(
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _modes(present: Present) -> list[str]:
-    """Return the kinds of recomputation that are worth a search, with today's."""
+def _modes(present: Present, runtime: RuntimeProfile) -> list[str]:
+    """Return the kinds of recomputation that the runtime offers and that are worth a search, with today's."""
     today = str(present.job.get("recompute", "none"))
-    return [mode for mode in RECOMPUTE_MODES if mode in ("none", "full", today)]
+    return [mode for mode in runtime.recompute_modes if mode in ("none", "full", today)]
 
 
 def model_text(model: ModelSpec, file: Path) -> str:

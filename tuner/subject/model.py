@@ -27,6 +27,7 @@ from tuner.own_step.answer import OWN_TARGETS
 from tuner.plans.layer_planning import LayerPlanning
 from tuner.space.enumeration import Space, SpaceOptions, broken_rules, build_space, launchable, rule_reasons
 from tuner.space.fewer_hosts import setting_on_hosts
+from tuner.space.remedies import remedy_in_words
 from tuner.subject.contract import AbstractSubject, Forecast, OnProgress, Shardings
 from tuner.subject.meaning import describe_cluster
 
@@ -110,6 +111,8 @@ class AbstractModelSubject(AbstractSubject):
             ConfigError: No plan by hand holds a pin.
         """
         found = build_space(self.setting, options, current=current, measured=measured)
+        if 0 < found.num_before_memory == found.removed.get("memory"):
+            found = replace(found, warnings=(*found.warnings, remedy_in_words(self.setting, options)))
         if not options.pins or not len(found.grid):
             return found
         kept = self.holds_pins(options, found.grid, is_all=True)

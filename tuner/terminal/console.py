@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hardware.rounding import by_source, measured, predicted
 from tuner.terminal.tables import degrees_in_words, has_room_for, print_table
 
 if TYPE_CHECKING:  # these load numpy, Optuna and Ray
@@ -164,13 +165,14 @@ def print_run(prepared: Prepared, result: RunResult, payload: Mapping[str, Any])
     best_s = result.best.step_time_s
     say(f"Best: {in_words(result.best.params)}")
     tokens = payload["tokens_per_s_per_device"]
-    say(f"  {best_s:.4g} s per step{throughput_in_words(tokens)} ({source})")
+    say(f"  {measured(best_s)} s per step{throughput_in_words(tokens, payload['source'])} ({source})")
     for rival in repeated_trials(result.records):
         if rival.params != result.best.params and rival.step_time_s is not None:
             counts = [len(completed_times_s(result.records, each)) for each in (result.best.params, rival.params)]
             say(
                 f"  repeated because too close to call ({counts[0]} and {counts[1]} trials): "
-                f"{in_words(rival.params)} takes {rival.step_time_s:.4g} s ({rival.step_time_s / best_s - 1:+.1%})"
+                f"{in_words(rival.params)} takes {measured(rival.step_time_s)} s "
+                f"({rival.step_time_s / best_s - 1:+.1%})"
             )
     print_judged(prepared.request, compared, training, result.p_star)
     _print_front(prepared, result)
@@ -179,7 +181,7 @@ def print_run(prepared: Prepared, result: RunResult, payload: Mapping[str, Any])
         behind = best_s / fastest_s - 1
         among = f"all {len(rows)} measured rows"
         needed = 1 + [record.number for record in result.records].index(result.best.number)
-        slower = f"{behind:.1%} slower than the fastest of {among} ({fastest_s:.4g} s)"
+        slower = f"{behind:.1%} slower than the fastest of {among} ({measured(fastest_s)} s)"
         say(f"  {slower if behind > 0 else f'the fastest of {among}'}, found with {needed} trials")
     _print_use(prepared, prepared.problem.config_of(result.best.params))
 
@@ -193,13 +195,11 @@ def _print_front(prepared: Prepared, result: RunResult) -> None:
     if prepared.problem.objective == (STEP_TIME,) or result.best is None:
         return
     if len(prepared.problem.objective) == 1:
-        say(f"  {labels_of(prepared.problem, prepared.request.economics)[0]}: {result.best.values[0]:.4g}")
+        say(f"  {labels_of(prepared.problem, prepared.request.economics)[0]}: {measured(result.best.values[0])}")
         return
     front = measured_front(prepared.problem, result.records)
     say(f"No other trial is better in both values than these {len(front)}; the best is the first:")
-    rows = [
-        [*(f"{value:.4g}" for value in record.values), str(record.number), in_words(record.params)] for record in front
-    ]
+    rows = [[*map(measured, record.values), str(record.number), in_words(record.params)] for record in front]
     print_table(
         [*labels_of(prepared.problem, prepared.request.economics), "trial", "configuration"],
         rows,
@@ -272,8 +272,7 @@ def gain_in_words(request: StudyRequest, compared: Compared, p_star: float | Non
     reference = compared.reference
     named = [] if reference.role == "current" else [in_words(reference.values)]
     told = [
-        f"{'' if compared.step_time_s else 'predicted '}{compared.gain:.3f}x as fast as {reference.in_words} "
-        f"({', '.join([*named, compared.basis_in_words])})",
+        f"{compared.gain_in_words}x as fast as {reference.in_words} ({', '.join([*named, compared.basis_in_words])})",
         compared.interval_in_words,
         compared.luck_in_words,
         confidence_in_words(request.problem, p_star)
@@ -286,7 +285,7 @@ def gain_in_words(request: StudyRequest, compared: Compared, p_star: float | Non
 def print_extrapolated(found: Extrapolated) -> None:
     """Print the best configuration of a study in which only proxy jobs have completed."""
     say(f"Best by extrapolation: {in_words(found.config)}")
-    say(f"  {found.step_time_s:.4g} s per step, {found.in_words}; no full-size trial has completed")
+    say(f"  {predicted(found.step_time_s)} s per step, {found.in_words}; no full-size trial has completed")
 
 
 def print_knobs(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -333,7 +332,7 @@ def print_simulation(simulation: Simulation, payload: Mapping[str, Any]) -> None
     of_1f1b = "" if payload["schedule"] == "1f1b" else ", which models 1f1b only"
     typer.echo(f"  {step_s / closed_form_s - 1:+.1%} relative to the closed form of `meshtune predict`{of_1f1b}:")
     rows = [
-        [part, *(cell for value, whole in values for cell in (f"{value:.4f}", f"{value / whole:.1%}"))]
+        [part, *(cell for value, whole in values for cell in (predicted(value), f"{value / whole:.1%}"))]
         for part, values in {
             part: ((seconds, step_s), (payload["predicted_breakdown_s"].get(part, 0.0), closed_form_s))
             for part, seconds in payload["breakdown_s"].items()
@@ -342,7 +341,7 @@ def print_simulation(simulation: Simulation, payload: Mapping[str, Any]) -> None
     ]
     print_table(
         ["part", "simulated [s]", "share", "predicted [s]", "share"],
-        [*rows, ["step", f"{step_s:.4f}", "", f"{closed_form_s:.4f}", ""]],
+        [*rows, ["step", predicted(step_s), "", predicted(closed_form_s), ""]],
     )
     typer.echo(f"{payload['operator_events']:,} kernels and collectives. Timeline of every stage ({LEGEND}):")
     for line in pipeline_lines(stage_rows(simulation), simulation.timeline.makespan_s):
@@ -405,13 +404,14 @@ def print_device_calibration(done: DeviceCalibration, plot: Path | None) -> None
 
 def speed_in_words(prediction: Mapping[str, Any]) -> str:
     """Describe the step time, throughput and MFU of a prediction."""
-    tokens = throughput_in_words(prediction.get("tokens_per_s_per_device"))
-    return f"{prediction['step_time_s']:.4g} s per step{tokens}, MFU {prediction['mfu']:.1%}"
+    source = prediction.get("source", "predicted")
+    tokens = throughput_in_words(prediction.get("tokens_per_s_per_device"), source)
+    return f"{by_source(prediction['step_time_s'], source)} s per step{tokens}, MFU {prediction['mfu']:.1%}"
 
 
-def throughput_in_words(tokens_per_s: float | None) -> str:
+def throughput_in_words(tokens_per_s: float | None, source: str) -> str:
     """Describe a device's throughput after a step time; empty for a step of the user's own, which has no tokens."""
-    return "" if tokens_per_s is None else f", {tokens_per_s:,.0f} tokens/s per device"
+    return "" if tokens_per_s is None else f", {by_source(tokens_per_s, source)} tokens/s per device"
 
 
 def confidence_in_words(problem: Problem, p_star: float) -> str:

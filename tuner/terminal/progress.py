@@ -20,6 +20,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
+from hardware.rounding import measured, predicted
 from trials.backend import CLOCK_WORDS
 from tuner.answers.comparison import Comparison
 from tuner.calibrate.device_results import CalibrationProgress
@@ -95,9 +96,9 @@ def _table_of(in_flight: Sequence[InFlight]) -> Table:
     for one in in_flight[:MOST_IN_FLIGHT]:
         table.add_row(
             str(one.number),
-            "-" if one.predicted_s is None else f"{one.predicted_s:.4g} s",
+            "-" if one.predicted_s is None else f"{predicted(one.predicted_s)} s",
             str(len(one.steps_s)) if one.steps_s else "-",
-            f"{one.steps_s[-1]:.4g} s" if one.steps_s else "-",
+            f"{measured(one.steps_s[-1])} s" if one.steps_s else "-",
             "in the queue" if one.is_queued else str(timedelta(seconds=int(one.since_s))),
             Text(printable(short_layout(one.values))),
         )

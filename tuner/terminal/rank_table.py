@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from hardware.rounding import by_source
 from tuner.forecast.objective import labels_of
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.ranked import Ranked
@@ -50,23 +51,26 @@ def print_ranking(
     dimensions = problem.subject.columns(prepared.candidates.space.grid.dimensions)
     places = {"rank": [f"{'>' if rank == current else ''}{rank}" for rank in shown]}
     columns: dict[str, list[str]] = {}
-    columns["step [s]"] = [f"{row['step_time_s']:.4g}" + _measured_mark(row, ranked.num_trials) for row in rows]
+    columns["step [s]"] = [
+        by_source(row["step_time_s"], row["source"]) + _measured_mark(row, ranked.num_trials) for row in rows
+    ]
     columns["95%"] = [_range_in_words(row["step_time_range_s"]) for row in rows]
     chances = [chance_in_words(row.get(SLOWER)) for row in rows]
     if any(chances):
         columns[BEYOND] = chances
-    columns["speed-up"] = [f"{row['speedup']:.3f}" for row in rows]
+    columns["speed-up"] = [by_source(row["speedup"], row["source"]) for row in rows]
     columns["MFU"] = [f"{row['mfu']:.1%}" for row in rows]
     columns["GiB"] = [f"{row['peak_memory_bytes'] / 2**30:.{digits}f}" + ("" if row["fits"] else "!") for row in rows]
     columns["fits"] = [UNKNOWN if row["fit_probability"] is None else f"{row['fit_probability']:.2f}" for row in rows]
     columns["bound by"] = [_share_in_words(row, 0) for row in rows]
     columns["and then"] = [_share_in_words(row, 1) for row in rows]
     if problem.subject.has(Ability.TOKENS):
-        columns["tokens/s/device"] = [f"{row['tokens_per_s_per_device']:,.0f}" for row in rows]
+        columns["tokens/s/device"] = [by_source(row["tokens_per_s_per_device"], row["source"]) for row in rows]
     if ranked.value is not None:
         labels = labels_of(problem, prepared.request.economics)
         columns |= {
-            label: [f"{row[name]:.4g}" for row in rows] for label, name in zip(labels, problem.objective, strict=True)
+            label: [by_source(row[name], row["source"]) for row in rows]
+            for label, name in zip(labels, problem.objective, strict=True)
         }
     spare = ("tokens/s/device", "and then", "MFU", "fits", "95%", BEYOND)
     layouts = [{name: row[name] for name in dimensions} for row in rows]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from costmodels.job.parallel_config import Value
+from hardware.rounding import measured, predicted
 from tuner.answers.comparison import Comparison
 from tuner.answers.trial_rows import TrialRow
 from tuner.terminal.console import in_words, printable, value_in_words
@@ -79,12 +80,12 @@ def _value(value: Value) -> str:
 def _cell(row: TrialRow, column: str) -> str:
     """Return the text of one cell; MISSING where nothing is known."""
     if column == "step [s]":
-        return MISSING if row.step_time_s is None else f"{row.step_time_s:.4g}"
+        return MISSING if row.step_time_s is None else measured(row.step_time_s)
     if column == "speed-up":
         return MISSING if row.speedup is None else f"{row.speedup:.3f}"
     if column == "GiB":
         return MISSING if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / 2**30:.1f}"
-    return MISSING if row.predicted_s is None else f"{row.predicted_s:.4g}"
+    return MISSING if row.predicted_s is None else predicted(row.predicted_s)
 
 
 def _outcome(row: TrialRow, compared: Comparison | None) -> str:

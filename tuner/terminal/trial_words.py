@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from costmodels.job.parallel_config import DEGREES, Value
+from hardware.rounding import measured, predicted
 from trials.backend import Observation, Status
 from tuner.answers.comparison import Comparison
 from tuner.economics.device_time import duration
@@ -38,10 +39,11 @@ def opening_line(opening: Opening, progress: Progress) -> str:
     proxy = " as a smaller proxy job" if opening.is_proxy else ""
     told = f"trying first {short_layout(opening.values)}{proxy}: {_WHY[opening.why]}"
     if opening.why is not Why.LEFT_OVER:
-        told += f"; predicted {opening.predicted_s:.4g} s per step"
+        told += f"; predicted {predicted(opening.predicted_s)} s per step"
     if not progress.done:
         return told
-    best = f", best {progress.best.step_time_s:.4g} s" if progress.best is not None else ""
+    best_s = progress.best.step_time_s if progress.best is not None else None
+    best = f", best {measured(best_s)} s" if best_s is not None else ""
     return f"{progress.done:,} trials so far{best}; {told}"
 
 
@@ -61,7 +63,7 @@ def next_line(chosen: NextTrial, progress: Progress, confidence: float) -> str:
         why = f"probability {found.best_probability:.2f} to be the best"
         why = why if found.best_probability else f"no draw names it the best{others}"
         if found.expected_s is not None:
-            why += f", expected {found.expected_s:.4g} s"
+            why += f", expected {predicted(found.expected_s)} s"
         if found.run_probability < SURE_TO_RUN:
             why += f", probability {found.run_probability:.2f} to run"
         if found.first_with:
@@ -115,10 +117,10 @@ def outcome(record: TrialRecord, compared: Comparison | None, best: TrialRecord 
         is_other = compared is not None and record.params != compared.values
         gain = f", {speedup:.3f}x as fast" if speedup is not None and is_other else ""
         is_best = is_other and best is not None and best.number == record.number
-        return f"{record.step_time_s:.4g} s{gain}{', best' if is_best else ''}"
+        return f"{measured(record.step_time_s)} s{gain}{', best' if is_best else ''}"
     observation = record.observation
     if observation is not None and observation.step_time_s is not None:  # of a proxy
-        return f"{observation.step_time_s:.4g} s as a proxy job"
+        return f"{measured(observation.step_time_s)} s as a proxy job"
     status = "stopped early" if record.status is Status.PRUNED else record.status.in_words
     # whatever a program prints of memory says no more
     has_reason = observation is not None and observation.reason and record.status is not Status.OUT_OF_MEMORY
@@ -150,10 +152,10 @@ def state_line(progress: Progress, clock: str, compared: Comparison | None) -> s
         compared: Configuration that layouts are told relative to.
     """
     best, extrapolated = progress.best, progress.extrapolated
-    if best is not None:
-        told = f"best {best.step_time_s:.4g} s{clock}"
+    if best is not None and best.step_time_s is not None:
+        told = f"best {measured(best.step_time_s)} s{clock}"
     elif extrapolated is not None:
-        told = f"best {extrapolated.step_time_s:.4g} s, {extrapolated.in_words}"
+        told = f"best {predicted(extrapolated.step_time_s)} s, {extrapolated.in_words}"
     else:
         told = "no result yet"
     parts = [f"{progress.done}/{progress.budget} trials", told, f"confidence {progress.p_star:.2f}"]

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hardware.dynamics import HostEvent, LinkEvent
+from hardware.rounding import predicted
 from tuner.export import exporter_for
 from tuner.export.knob_export import with_knobs
 from tuner.forecast.prepared import Prepared
@@ -157,7 +158,7 @@ def _why(seen: Seen, change: Change, cost_s: float) -> str:
     assert standing.running is not None, "nothing that runs is forced to begin"
     figures = seen.present.figures
     step_s, runs_s = figures[change.setup].step_time_s, figures[standing.running].step_time_s
-    than = f"{step_s:.4g} s per step instead of {runs_s:.4g} s"
+    than = f"{predicted(step_s)} s per step instead of {predicted(runs_s)} s"
     if verdict.decision == Decision.STAY:
         return f"{than} would repay {cost_s:.0f} s of change only after {change.pays_after_s:,.0f} s"
     repaid = f"{than} repays {cost_s:.0f} s of change after {change.pays_after_s:,.0f} s"
@@ -181,7 +182,7 @@ def _lines(problem: Problem, seen: Seen, payload: dict[str, Any]) -> list[str]:
     lines = [f"{payload['time_s']:.0f} s: {happened}: {says}; {payload['reason']}."]
     if verdict.best is not None:
         best = payload["best"]
-        lines.append(f"  {_in_words(problem, verdict.best.setup)}, {best['step_time_s']:.4g} s per step")
+        lines.append(f"  {_in_words(problem, verdict.best.setup)}, {predicted(best['step_time_s'])} s per step")
     if verdict.decision == Decision.CHANGE:
         lines += [f"    {line}" for line in payload["flags"]["text"].rstrip("\n").splitlines()]
         lines += [f"  note: {note}" for note in payload["flags"]["notes"]]

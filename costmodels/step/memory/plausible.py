@@ -21,17 +21,9 @@ from costmodels.job.runtime import RuntimeProfile
 from costmodels.job.setting import Setting
 from costmodels.operators.layer_operators import unique_shapes
 from costmodels.step.error_models import MemoryErrorModel, memory_error_of
-from costmodels.step.memory.peak import (
-    LEAST_CHANCE,
-    Ends,
-    HeldWeights,
-    LayerActivations,
-    Passes,
-    UnitBuffers,
-    busiest_micro_batches,
-    probability_of_fit,
-    training_states,
-)
+from costmodels.step.memory.activations import Ends, LayerActivations, Passes
+from costmodels.step.memory.peak import LEAST_CHANCE, busiest_micro_batches, probability_of_fit
+from costmodels.step.memory.training_states import HeldWeights, UnitBuffers, training_states
 from costmodels.step.pipeline.schedules import stage_in_flight
 from costmodels.step.placement import StageKinds, pipelines
 from hardware.arrays import FloatArray, IntArray

@@ -10,6 +10,7 @@ from benchmarks.strangers import errors as strangers_errors
 from benchmarks.strangers.__main__ import main
 from benchmarks.strangers.errors import LeftOutErrors, fit_errors, write_accuracy, write_errors
 from benchmarks.strangers.left_out import GUESSED_MEMORY, GUESSED_STEP, Without, has_seen, profile_without
+from benchmarks.strangers.predicting import error_after_one
 from benchmarks.strangers.tuning import ranges_against
 from benchmarks.support.problems import strange_setting
 from costmodels.job.parallel_config import ParallelConfig
@@ -174,6 +175,18 @@ def test_the_catalog_keeps_the_errors_of_each_source(tmp_path, monkeypatch):
     assert (found.step_error, found.step_signed, found.inside_95) == (0.1235, -0.1, 1.0)
     assert (found.after_one, found.peak_error) == (None, None)
     assert target.read_text(encoding="utf-8").startswith("# Errors of predictions")
+
+
+def test_an_error_after_one_run_is_that_of_another_configuration():
+    """A repeat of the measured configuration leaves nothing to judge: no error, rather than one of zero."""
+    repeated = [timed("readme"), timed("readme"), timed("readme", devices=16, config=ParallelConfig(dp=16))]
+    other = timed("readme", config=ParallelConfig(dp=4, tp=2))
+
+    assert error_after_one(repeated, np.log([1.1, 1.1, 1.3])) is None
+    assert error_after_one(repeated, np.log([1.1, np.nan, 1.3])) is None
+    # repeats 1.0 and 1.1 as long as predicted, the other configuration 1.2: errors of 1.2 and 1.2 / 1.1, either way
+    found = error_after_one([*repeated, other], np.log([1.0, 1.1, 1.3, 1.2]))
+    assert found == pytest.approx(np.sqrt(1.2 * 1.2 / 1.1) - 1)
 
 
 ARGUMENTS = ("--measured", str(MEASURED), "--workers", "1", "--seeds", "1", "--trials", "3", "--profiles", "mindspeed")

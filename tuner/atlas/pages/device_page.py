@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hardware.cluster_file import find_cluster
 from hardware.device import Device, find_device
+from hardware.device_figures import Figure, figures_of
 from tuner.atlas.answers import Answer
 from tuner.atlas.pages.frame import anchor, linked, model_path, page
 from tuner.atlas.pages.matrix import matrix
@@ -43,21 +44,15 @@ def _models(models: dict[str, list[Answer]]) -> Html:
 
 
 def _figures(device: Device) -> Html:
-    peaks = (
-        ("bf16", device.bf16_flop_per_s),
-        ("fp16", device.fp16_flop_per_s),
-        ("fp8", device.fp8_flop_per_s),
-        ("fp4", device.fp4_flop_per_s),
-    )
-    told = [(f"{name} peak", f"{peak / 1e12:,.0f} TFLOP/s", f"{name}_tflops") for name, peak in peaks if peak]
-    told += [
-        ("memory", f"{device.memory_bytes / 2**30:.1f} GiB", "memory_gib"),
-        ("memory bandwidth", f"{device.memory_bandwidth_bytes_per_s / 1e9:,.0f} GB/s", "memory_bandwidth_gb_per_s"),
-    ]
-    links = ("link in a host", "scale_up", device.scale_up), ("link between hosts", "scale_out", device.scale_out)
-    for name, field, link in links:
-        value = f"{link.bandwidth_bytes_per_s / 1e9:,.4g} GB/s, {link.kind}"
-        told.append((name, value, f"{field}.bandwidth_gb_per_s"))
     sources = dict(device.sources)
-    rows: list[list[Content]] = [[name, value, sources[field]] for name, value, field in told]
+    rows: list[list[Content]] = [
+        [figure.name, _in_words(figure, figure.value), sources[figure.field]]
+        for figure in figures_of(device)
+        if figure.value is not None
+    ]
     return table(["", "", "source"], rows)
+
+
+def _in_words(figure: Figure, value: float) -> str:
+    number = f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
+    return " ".join(filter(None, (number, figure.unit))) + (f", {figure.kind}" if figure.kind else "")

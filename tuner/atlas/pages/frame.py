@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tuner.atlas.page_names import page_name
 from tuner.atlas.places import AtlasJob, Place
 from tuner.atlas.words import tokens_in_words
 from tuner.report.markup import Content, Html, concatenate, tag
@@ -62,22 +63,17 @@ LEGEND = (
 
 def model_path(model: str) -> str:
     """Return the path of a model's page in the site."""
-    return f"models/{file_name(model)}.html"
+    return f"models/{page_name('models', model)}.html"
 
 
 def device_path(device: str) -> str:
     """Return the path of a device's page in the site."""
-    return f"devices/{file_name(device)}.html"
+    return f"devices/{page_name('devices', device)}.html"
 
 
 def anchor(place: Place) -> str:
     """Return the name of a place on its model's page, which permalinks end with."""
-    return f"{file_name(place.cluster)}-{place.devices}"
-
-
-def file_name(name: str) -> str:
-    """Return a name with nothing but letters, digits, dots, dashes and underscores."""
-    return "".join(letter if letter.isalnum() or letter in ".-_" else "-" for letter in name)
+    return f"{page_name('clusters', place.cluster)}-{place.devices}"
 
 
 def linked(words: Content, path: str) -> Html:

@@ -13,7 +13,7 @@ from tuner.atlas.pages.frame import DATA_FILE, FILTER_FILE, anchor, device_path,
 from tuner.atlas.places import AtlasJob
 from tuner.atlas.words import cost_of, days_of
 from tuner.report.markup import Content, Html, concatenate, section, tag
-from tuner.report.words import gibibytes, in_short, percent, seconds
+from tuner.report.words import gibibytes, in_short, percent, predicted_seconds
 
 FILTERS = (("model", "Model"), ("device", "Device"), ("cluster", "Cluster"), ("devices", "Devices"))
 """Keys of the filters, in the data and in permalinks, with their labels."""
@@ -98,7 +98,7 @@ def _row(found: Answer, job: AtlasJob, prices: Prices | None) -> dict[str, Any]:
         place.cluster,
         f"{place.devices:,}",
         in_short(best.values),
-        seconds(best.step_time_s),
+        predicted_seconds(best.step_time_s),
         percent(best.mfu),
         gibibytes(best.peak_memory_bytes),
         percent(best.fit_probability),

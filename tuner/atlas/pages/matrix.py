@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tuner.atlas.answers import Answer
 from tuner.report.markup import Content, Html, tag
-from tuner.report.words import seconds
+from tuner.report.words import predicted_seconds
 
 LEVELS, SHARE_OF_LEVEL = 5, 0.13
 """Number of shades of cells, and the utilisation that each spans."""
@@ -47,5 +47,5 @@ def _cell(found: Answer | None, link: Callable[[Answer], str]) -> Html:
         return tag("td", tag("a", "\N{EN DASH}", href=link(found), title=found.reason), class_="number none")
     layout = found.layouts[0]
     level = min(int(layout.mfu / SHARE_OF_LEVEL), LEVELS - 1)
-    words = (f"{layout.mfu:.0%}", tag("small", seconds(layout.step_time_s)))
+    words = (f"{layout.mfu:.0%}", tag("small", predicted_seconds(layout.step_time_s)))
     return tag("td", tag("a", *words, href=link(found)), class_=f"number level{level}")

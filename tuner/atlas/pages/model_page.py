@@ -9,6 +9,7 @@ from costmodels.calibration.measured_runs import MeasuredRun
 from costmodels.job.model_catalog import find_model
 from hardware.cluster_file import find_cluster
 from hardware.price_file import Prices
+from hardware.rounding import predicted
 from tuner.atlas.answers import Answer, Layout
 from tuner.atlas.pages.frame import PLACE_FILE, anchor, device_path, lines, linked, page
 from tuner.atlas.pages.matrix import matrix
@@ -17,7 +18,7 @@ from tuner.atlas.places import AtlasJob
 from tuner.atlas.words import bound_in_words, cost_of, days_of, next_in_words, slower, tokens_in_words
 from tuner.economics.cost_words import money
 from tuner.report.markup import Content, Html, concatenate, section, table, tag
-from tuner.report.words import gibibytes, in_short, percent, plural, seconds
+from tuner.report.words import gibibytes, in_short, percent, plural, predicted_seconds
 
 
 def model_page(
@@ -75,7 +76,7 @@ def _place(found: Answer, job: AtlasJob, prices: Prices | None) -> Html:
     if not found.layouts:
         return tag("details", tag("summary", devices, f": {found.reason}"), id=anchor(place))
     best = found.layouts[0]
-    told = f": {in_short(best.values)} \N{EM DASH} {seconds(best.step_time_s)}, {best.mfu:.0%} MFU"
+    told = f": {in_short(best.values)} \N{EM DASH} {predicted_seconds(best.step_time_s)}, {best.mfu:.0%} MFU"
     identity = anchor(place)
     contents: list[Content] = [
         tag("summary", devices, told),
@@ -104,11 +105,11 @@ def _layouts(found: Answer) -> Html:
     rows: list[list[Content]] = [
         [
             in_short(layout.values),
-            seconds(layout.step_time_s),
-            " to ".join(seconds(end) for end in layout.step_time_range_s),
+            predicted_seconds(layout.step_time_s),
+            " to ".join(predicted_seconds(end) for end in layout.step_time_range_s),
             "" if layout is best else slower(best, layout),
             percent(layout.mfu),
-            f"{layout.tokens_per_s_per_device:,.0f}",
+            predicted(layout.tokens_per_s_per_device),
             gibibytes(layout.peak_memory_bytes),
             " to ".join(f"{size / 2**30:.1f}" for size in layout.peak_memory_range_bytes),
             percent(layout.fit_probability),

@@ -22,7 +22,7 @@ from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.operators.kernels import execution_s
 from costmodels.operators.layer_operators import step_operators
-from costmodels.step.memory.peak import layer_activations
+from costmodels.step.memory.activations import layer_activations
 from hardware.arrays import FloatArray
 from hardware.io.errors import ConfigError
 from tuner.place.operators.file_keys import MOST_OPERATORS, ModelKeys

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from hardware.rounding import predicted
 from tuner.place.operators.graph_file import OperatorPlacement
 from tuner.place.trace_rows import process_rows
 from tuner.planners.scheduling.problem import Run, Schedule
@@ -126,7 +127,7 @@ def text_timeline(placement: OperatorPlacement, schedule: Schedule) -> list[str]
             at_s = makespan_s * (column + 0.5) / WIDTH
             row.append(next((letter for letter, start_s, end_s in own if start_s <= at_s < end_s), "."))
         lines.append(f"{name:<{width}} |{''.join(row)}|")
-    lines.append(f"{'':<{width}}  0{f'{makespan_s:.4g} s':>{WIDTH - 1}}")
+    lines.append(f"{'':<{width}}  0{f'{predicted(makespan_s)} s':>{WIDTH - 1}}")
     return lines
 
 

@@ -77,8 +77,8 @@ def accuracy_section(data: ReportData) -> Html:
         marker={"size": 10, "color": [BEST if record.number == best else MEASURED for record, _, _, _ in known]},
         text=[f"trial {record.number}: {in_short(record.params)}<br>{error:+.1%}" for record, _, _, error in known],
         customdata=ranges_s,
-        hovertemplate="%{text}<br>measured %{x:.4g} s, predicted %{y:.4g} s "
-        "(%{customdata[0]:.4g} to %{customdata[1]:.4g} s)<extra></extra>",
+        hovertemplate="%{text}<br>measured %{x:.4g} s, predicted %{y:.3g} s "
+        "(%{customdata[0]:.3g} to %{customdata[1]:.3g} s)<extra></extra>",
     )
     figure.update_layout(
         xaxis=time_axis("measured step time [s]", sizes), yaxis=time_axis("predicted before the trial [s]", sizes)

@@ -11,7 +11,7 @@ from tuner.forecast.candidates import predict_candidate
 from tuner.report.data import ReportData
 from tuner.report.figures import Bar, drawing, stacked_bars
 from tuner.report.markup import Content, Html, empty_section, section, table, tag
-from tuner.report.words import MISSING, SEPARATOR, in_short, seconds
+from tuner.report.words import MISSING, SEPARATOR, in_short, predicted_seconds, seconds
 from tuner.storage.record import TrialRecord, fastest, step_time_of
 
 CORRECTED = ", as the trials correct it, with the shares of the cost model"
@@ -94,8 +94,8 @@ def _numbers(worth: Sequence[Shown]) -> Html:
             ", ".join(shown.roles),
             in_short(shown.values),
             seconds(shown.step_time_s),
-            seconds(shown.corrected_s),
-            seconds(shown.prediction["step_time_s"]),
+            predicted_seconds(shown.corrected_s),
+            predicted_seconds(shown.prediction["step_time_s"]),
             *(_part(shown.parts_s.get(part, 0.0)) for part in parts),
         ]
         for shown in worth
@@ -105,7 +105,7 @@ def _numbers(worth: Sequence[Shown]) -> Html:
 
 
 def _part(value: float) -> str:
-    return seconds(value) if value else MISSING
+    return predicted_seconds(value) if value else MISSING
 
 
 def bars_height(bars: Sequence[Bar]) -> int:

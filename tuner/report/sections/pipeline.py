@@ -14,11 +14,12 @@ from costmodels.simulator.stage_rows import Span, StageRow, idle_gaps, stage_row
 from costmodels.simulator.step_tasks import Role
 from costmodels.step.pipeline.passes import Kind
 from hardware.io.errors import ConfigError
+from hardware.rounding import PREDICTED_DIGITS, rounded
 from tuner.forecast.simulation import simulate_candidate
 from tuner.report.data import ReportData
 from tuner.report.figures import BACKWARD, FORWARD, INK, WEIGHT_GRADIENTS, drawing, part_colour
 from tuner.report.markup import Html, empty_section, section, tag
-from tuner.report.words import in_short, percent, plural, seconds
+from tuner.report.words import in_short, percent, plural, predicted_seconds, seconds
 from tuner.space.enumeration import launchable
 
 TITLE = "Pipeline of the best configuration"
@@ -155,9 +156,11 @@ def _step_in_words(data: ReportData, simulation: Simulation) -> str:
     step_s = data.best_step_time_s
     overhead_s = simulation.step_time_s - simulation.timeline.makespan_s
     known = f" (measured: {seconds(step_s)})" if data.best and step_s else ""
+    step, overhead = predicted_seconds(simulation.step_time_s), predicted_seconds(max(overhead_s, 0.0))
+    step, overhead = predicted_seconds(simulation.step_time_s), predicted_seconds(max(overhead_s, 0.0))
     return (
-        f"One step of the best configuration in the event simulator: {seconds(simulation.step_time_s)}{known}. "
-        f"Of this, {seconds(max(overhead_s, 0.0))} is overhead that is not drawn."
+        f"One step of the best configuration in the event simulator: {step}{known}. "
+        f"Of this, {overhead} is overhead that is not drawn."
     )
 
 
@@ -175,11 +178,10 @@ def _idle_in_words(rows: Sequence[StageRow]) -> str:
 def _shown_in_words(rows: Sequence[StageRow], windows: Sequence[tuple[float, float]], until_s: float) -> str:
     told = ""
     if len(windows) > 1:
-        between_s = windows[1][0] - windows[0][1]
-        told = (
-            f"Only the first {seconds(windows[0][1])} and the last {seconds(until_s - windows[1][0])} are drawn; "
-            f"{seconds(between_s)} between them are omitted."
+        first, last, between = map(
+            predicted_seconds, (windows[0][1], until_s - windows[1][0], windows[1][0] - windows[0][1])
         )
+        told = f"Only the first {first} and the last {last} are drawn; {between} between them are omitted."
     if len(rows) > MAX_ROWS:
         told += f" Only the first {MAX_ROWS} of {plural(len(rows), 'row')} are drawn."
     return told.strip()
@@ -281,4 +283,4 @@ def _draw(
 
 
 def _milliseconds(span: Span) -> float:
-    return float(f"{(span.end_s - span.start_s) * 1e3:.4g}")
+    return rounded((span.end_s - span.start_s) * 1e3, PREDICTED_DIGITS)

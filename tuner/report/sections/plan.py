@@ -11,7 +11,7 @@ from tuner.plans.layer_planning import shape_text
 from tuner.plans.layer_plans import differences_in_words, pin_in_words
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, concatenate, empty_section, section, table, tag
-from tuner.report.words import in_short, percent, seconds
+from tuner.report.words import in_short, percent, predicted_seconds
 
 TITLE = "Sharding plan"
 
@@ -59,8 +59,9 @@ def _describe(plan: Mapping[str, Any], *, has_run: bool, is_trained: bool) -> st
     )
     ratio = plan["predicted_ratio"]
     if not plan["differs"]:
-        return words + f"It equals the plan that frameworks write by hand, and takes {seconds(own_s)} without overlap. "
-    words += f"Without overlap they take {seconds(own_s)}, by hand {seconds(by_hand_s)}"
+        words += "It equals the plan that frameworks write by hand, and takes "
+        return words + f"{predicted_seconds(own_s)} without overlap. "
+    words += f"Without overlap they take {predicted_seconds(own_s)}, by hand {predicted_seconds(by_hand_s)}"
     if ratio is not None:
         words += f"; with overlap, the step time is predicted to change by {percent(ratio - 1, signed=True)}"
     if not has_run:
@@ -72,7 +73,13 @@ def _describe(plan: Mapping[str, Any], *, has_run: bool, is_trained: bool) -> st
 
 def _collectives(plan: Mapping[str, Any]) -> Html:
     rows: list[list[Content]] = [
-        [each["kind"], each["axes"], f"{each['times']:,}", f"{each['bytes'] / 1e6:,.1f}", seconds(each["seconds"])]
+        [
+            each["kind"],
+            each["axes"],
+            f"{each['times']:,}",
+            f"{each['bytes'] / 1e6:,.1f}",
+            predicted_seconds(each["seconds"]),
+        ]
         for each in plan["collectives"]
     ]
     return table(["collective", "axes", "times", "MB", "time"], rows, numeric=frozenset({2, 3, 4}))

@@ -8,7 +8,7 @@ from itertools import groupby
 from tuner.report.data import ReportData
 from tuner.report.markup import Html, empty_section, section, tag
 from tuner.report.sections.map_cells import Cell, SpaceMap, space_map
-from tuner.report.words import GIB, in_short, percent, plural, seconds
+from tuner.report.words import GIB, in_short, percent, plural, predicted_seconds, seconds
 from tuner.subject.ability import Ability
 
 TITLE = "Map of the search space"
@@ -200,7 +200,8 @@ def _describe_cell(data: ReportData, cell: Cell, *, is_learned: bool) -> str:
     if not cell.candidates:
         return _explain_empty(data, cell)
     known = "measured" if cell.measured else "learned from other trials" if is_learned else "predicted"
-    told = f"{in_short(cell.fastest)}, {seconds(cell.step_time_s)} {known}"
+    step = (seconds if cell.measured else predicted_seconds)(cell.step_time_s)
+    told = f"{in_short(cell.fastest)}, {step} {known}"
     told += ", the best of the study" if cell.is_best else ""
     told += f"; the fastest known of {plural(cell.candidates, 'candidate')}" if cell.candidates > 1 else ""
     return told + (f"; a trial failed: {cell.failed.in_words}" if cell.failed else "")

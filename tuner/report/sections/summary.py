@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from costmodels.job.parallel_config import DEGREES
+from hardware.rounding import measured, predicted
 from trials.backend import CLOCK_WORDS
 from tuner.economics.cost_words import limited_in_words
 from tuner.economics.device_time import device_time_of, duration, hours, payback_of
@@ -12,7 +13,7 @@ from tuner.economics.training import limited_of
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, concatenate, section, tag
 from tuner.report.sections.outcomes import outcomes_table
-from tuner.report.words import MISSING, format_value, in_short, percent, plural, seconds
+from tuner.report.words import MISSING, format_value, in_short, percent, plural, predicted_seconds, seconds
 from tuner.storage.record import counted, excused_in_words, num_proxies, num_pruned, num_running, saved_s, step_time_of
 from tuner.subject.ability import Ability
 
@@ -61,7 +62,7 @@ def _headline(data: ReportData) -> Html:
 def _figures(data: ReportData) -> Html:
     best_s = data.best_step_time_s
     cards = [
-        _card("step time", seconds(best_s), _source_words(data)),
+        _card("step time", (seconds if data.best else predicted_seconds)(best_s), _source_words(data)),
         _throughput_card(data),
         _card(
             "MFU", percent(data.mfu(best_s)) if best_s else MISSING, "of the devices' peak, counting model FLOPs only"
@@ -89,7 +90,8 @@ def _throughput_card(data: ReportData) -> Html | None:
     if not data.problem.subject.has(Ability.TOKENS):
         return None
     tokens_per_s = data.problem.subject.throughput(data.best_step_time_s) if data.best_step_time_s else None
-    return _card("throughput", MISSING if tokens_per_s is None else f"{tokens_per_s:,.0f}", "tokens/s per device")
+    known = measured if data.best else predicted
+    return _card("throughput", MISSING if tokens_per_s is None else known(tokens_per_s), "tokens/s per device")
 
 
 def _source_words(data: ReportData) -> str:

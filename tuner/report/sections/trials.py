@@ -7,7 +7,7 @@ from tuner.answers.fewer_hosts import OnFewerHosts
 from tuner.report.data import ReportData
 from tuner.report.markup import Content, Html, concatenate, empty_section, section, table, tag
 from tuner.report.sections.accuracy import relative_error
-from tuner.report.words import format_value, gibibytes, in_short, percent, plural, seconds
+from tuner.report.words import format_value, gibibytes, in_short, percent, plural, predicted_seconds, seconds
 from tuner.storage.record import TrialRecord
 
 TITLE = "Trials"
@@ -57,7 +57,7 @@ def _row(data: ReportData, record: TrialRecord) -> list[Content]:
         *(format_value(record.params[name]) if name in record.params else None for name in data.dimensions),
         _status(record),
         seconds(record.step_time_s),
-        seconds(record.predicted_s),
+        predicted_seconds(record.predicted_s),
         percent(relative_error(record), signed=True),
         gibibytes(observation.peak_memory_bytes if observation else None),
         gibibytes(record.prediction.get("peak_memory_bytes")),

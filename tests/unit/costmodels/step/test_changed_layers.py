@@ -15,7 +15,8 @@ from costmodels.operators.layer_operators import unique_shapes
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.block_costs import block_costs
 from costmodels.step.breakdown import EXPOSED_PARTS
-from costmodels.step.memory.peak import estimate_memory, layer_activations
+from costmodels.step.memory.activations import layer_activations
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import find_cluster
 from tests.support.graphs.layer_changes import at, change_for, random_change

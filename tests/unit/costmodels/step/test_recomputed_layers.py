@@ -9,7 +9,8 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.uneven_work import Assignment
 from costmodels.simulator.simulated_step import simulate_step
 from costmodels.step.executions import operator_executions
-from costmodels.step.memory.peak import estimate_memory, layer_activations
+from costmodels.step.memory.activations import layer_activations
+from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from hardware.cluster_file import find_cluster
 from tests.support.settings.random_settings import grid_of, job_of, setting_for

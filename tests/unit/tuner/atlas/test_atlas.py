@@ -12,14 +12,19 @@ import pytest
 from costmodels.job.model_catalog import model_names
 from docs.site.json_keys import JSON_KEYS
 from hardware.cluster_file import cluster_names
+from hardware.device import find_device
+from hardware.device_figures import figures_of
 from hardware.io.config_file import parse_yaml
+from tests.support.studies.command_line import in_process
 from tuner.atlas.accuracy import read_accuracy
 from tuner.atlas.answers import LIKELY, NUM_LAYOUTS, answer, recommended_first
 from tuner.atlas.measured_points import measured_by_model
+from tuner.atlas.page_names import page_name
 from tuner.atlas.pages.device_page import device_page
 from tuner.atlas.pages.frame import anchor
 from tuner.atlas.places import AtlasJob, named_clusters, named_models, places
 from tuner.atlas.site import write_site
+from tuner.catalog.listing import LISTINGS
 from tuner.study_file.config import load_study
 
 JOB = AtlasJob(sequence_length=4096, global_batch_size=64, tokens=1e11)
@@ -77,9 +82,52 @@ def test_every_figure_of_a_device_has_its_source():
     """Peaks, memory and both links say where they are from."""
     rows = re.findall(r"<tr><td.*?</tr>", device_page("H100-SXM-80", [], JOB))
 
-    assert len(rows) == 7
+    assert len(rows) == 9
     assert "<td>450 GB/s, nvlink4</td>" in "".join(rows)
+    assert "<td>989 TFLOP/s</td>" in "".join(rows)
     assert not any(row.endswith("<td></td></tr>") for row in rows)
+
+
+def test_a_device_has_the_same_figures_in_the_atlas_and_in_the_catalog():
+    """What `meshtune catalog` lists of a device, and the device has, is on its page."""
+    for name in ("H100-SXM-80", "B200", "MI300X", "TPU-v3"):
+        told = {figure.column: figure.value for figure in figures_of(find_device(name))}
+        rows = re.findall(r"<tr><td.*?</tr>", device_page(name, [], JOB))
+        listed = next(entry.row for entry in LISTINGS["devices"].entries() if entry.file.name == name)
+
+        assert listed == told
+        assert len(rows) == sum(value is not None for value in told.values())
+
+
+@pytest.mark.parametrize("kind", ["models", "devices", "clusters"])
+def test_pages_of_shipped_entries_have_their_names(kind):
+    """Links to the pages of usual names last, and no file system takes two of them for one."""
+    names = [entry.file.name for entry in LISTINGS[kind].entries()]
+    pages = [page_name(kind, name) for name in names]
+
+    assert len({page.casefold() for page in pages}) == len(names)
+    assert all(page == re.sub(r"[ ()]", "-", name) for page, name in zip(pages, names, strict=True))
+
+
+def test_models_of_almost_one_name_have_a_page_each(monkeypatch, tmp_path):
+    """Names that differ in case, spaces or dashes lead to distinct pages and studies; the shipped one keeps its own."""
+    (tmp_path / "own" / "models").mkdir(parents=True)
+    monkeypatch.setenv("MESHTUNE_CATALOG", str(tmp_path / "own"))
+    text = in_process("catalog", "models", "llama3-8b", cwd=tmp_path).out
+    names = ["Llama3-8B", "llama3 8b", "our 8b", "our-8b", "our--8b", "ours"]
+    for name in names:
+        (tmp_path / "own" / "models" / f"{name}.yaml").write_text(text, encoding="utf-8")
+    ask = ("--clusters", "dgx-h100", "--devices", "8", "--processes", "1", "--json")
+    done = in_process(
+        "atlas", "--models", ",".join([*names, "llama3-8b"]), "--out", tmp_path / "site", *ask, cwd=tmp_path
+    )
+    pages = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "site/models").glob("*.html")}
+
+    assert done.status == 0, done.err
+    assert len(pages) == len({name.casefold() for name in pages}) == 7
+    assert {"llama3-8b.html", "ours.html"} <= set(pages)
+    assert sorted(re.search(r"<h1>(.*?)</h1>", page)[1] for page in pages.values()) == sorted([*names, "llama3-8b"])
+    assert len({re.search(r"name: (\S+)", page)[1] for page in pages.values()}) == 7
 
 
 def test_clusters_are_all_of_the_catalog_but_those_to_rehearse_on():
@@ -209,7 +257,7 @@ def test_pages_tell_layouts_costs_and_points(meshtune, tmp_path):
     days = 1e11 / (4096 * 1024) * found.layouts[0].step_time_s / 86400
 
     part = text[text.index('id="dgx-h100-64"') :].partition("</details>")[0]
-    assert f"{found.layouts[0].step_time_s:.3f} s" in part
+    assert f"{found.layouts[0].step_time_s:.3g} s" in part
     assert f"cost {days * 24 * 64 * 2:,.0f} EUR" in part
     assert "name: llama3-8b-dgx-h100-64" in part
     assert "EUR" not in text[text.index('id="gb200-nvl72-64"') :].partition("</details>")[0]

@@ -180,10 +180,123 @@ def test_an_entry_in_place_of_a_shipped_one_is_told(own, meshtune, tmp_path):
     ids=lambda value: value if isinstance(value, str) and "/" in value else "",
 )
 def test_a_mistake_in_an_own_entry_names_its_file(own, meshtune, name, text, told):
-    """One message says which file of the user's catalog is wrong, and how."""
+    """One line says which file of the user's catalog is wrong, and how; all other entries are listed."""
     own(name, text)
+    kind = name.partition("/")[0]
 
-    assert_users_mistake(meshtune("catalog", name.partition("/")[0]), *told)
+    done = meshtune("catalog", kind, "--json")
+
+    assert done.status == 0
+    assert len(done.json["unread"]) == 1
+    assert all(word in done.json["unread"][0] for word in ("mine.yaml: ", *told))
+    assert not any(entry["name"] == "mine" for entry in done.json["entries"])
+    assert f"note: {done.json['unread'][0]}\n" in meshtune("catalog", kind).err
+    assert_users_mistake(meshtune("catalog", kind, "mine"), "mine.yaml: ", *told)
+
+
+BROKEN = {
+    "devices": "memory_gib: eighty\n",
+    "clusters": "device: H1000\ndescription: ours\n",
+    "models": "num_layers: [\n",
+    "runtimes": "rule_set: megatron\n",
+}
+
+
+def test_broken_entries_stop_no_study_that_names_nothing_of_them(own, meshtune, tmp_path):
+    """Each kind has a broken file, and a study of other names runs; files that it reads are told in a line each."""
+    for kind, text in BROKEN.items():
+        own(f"{kind}/mine.yaml", text)
+    (tmp_path / "study.yaml").write_text(study(), encoding="utf-8")
+
+    done = meshtune("rank", "study.yaml", "--json")
+
+    assert done.status == 0, done.err
+    notes = [line for line in done.err.splitlines() if "mine.yaml" in line]
+    assert [line.partition("/own/")[2].partition(":")[0] for line in notes] == [
+        "clusters/mine.yaml",
+        "devices/mine.yaml",
+    ]
+    assert all(line.startswith("note: ") for line in notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("devices", {"cluster": "{device: mine, hosts: 1}"}),
+        ("clusters", {"cluster": "{name: mine, hosts: 1}"}),
+        ("models", {"model": "mine"}),
+        ("runtimes", {"runtime": "mine"}),
+    ],
+    ids=BROKEN,
+)
+def test_a_broken_entry_stops_the_study_that_names_it(own, meshtune, tmp_path, kind, names):
+    """The study that names the entry is told what is wrong with its file."""
+    own(f"{kind}/mine.yaml", BROKEN[kind])
+    (tmp_path / "study.yaml").write_text(study(**names), encoding="utf-8")
+
+    assert_users_mistake(meshtune("rank", "study.yaml"), f"own/{kind}/mine.yaml: ")
+
+
+@pytest.mark.parametrize("spelling", ["H100-SXM-80", "h100_sxm_80", "H100", "NVIDIA H100 80GB HBM3"])
+def test_a_broken_entry_in_place_of_a_shipped_one_is_not_passed_over(own, meshtune, spelling):
+    """No study takes Meshtune's figures where the user states their own, which cannot be read."""
+    own("devices/h100-sxm-80.yaml", BROKEN["devices"])
+
+    assert_users_mistake(meshtune("catalog", "devices", spelling), "devices/h100-sxm-80.yaml: memory_gib = 'eighty'")
+    assert meshtune("catalog", "devices", "H200").status == 0
+
+
+@pytest.mark.parametrize(("kind", "key"), [("devices", "device"), ("clusters", "name")])
+def test_a_name_that_a_broken_file_may_state_names_the_file(own, meshtune, tmp_path, kind, key):
+    """A name that nothing else has may be an alias in the file that could not be read."""
+    own(f"{kind}/mine.yaml", BROKEN[kind])
+    (tmp_path / "study.yaml").write_text(study(cluster=f"{{{key}: our-x9, hosts: 1}}"), encoding="utf-8")
+
+    told = f"own/{kind}/mine.yaml could not be read ("
+    assert_users_mistake(meshtune("rank", "study.yaml"), f"{key} = 'our-x9'", told)
+    assert_users_mistake(meshtune("catalog", kind, "our-x9"), "NAME = 'our-x9'", told)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("device/mine.yaml", "device is not read: did you mean 'devices'?"),
+        ("Models/mine.yaml", "Models is not read: did you mean 'models'?"),
+        ("mine.yaml", "mine.yaml is not read: entries stand in devices, clusters, models, runtimes"),
+        ("devices/mine.json", "mine.json is not read: a file of devices ends in .yaml or .yml, such as mine.yaml"),
+        ("models/mine.txt", "mine.txt is not read: a file of models ends in .yaml or .yml or .json, such as mine.yaml"),
+        ("clusters/mine", "clusters/mine is not read: a file of clusters ends in .yaml or .yml, such as mine.yaml"),
+    ],
+)
+def test_what_is_not_read_is_told_with_the_right_name(own, meshtune, tmp_path, name, told):
+    """A file that no entry is read from is named, by `catalog` and beside a study."""
+    own(name, "description: mine\n")
+    (tmp_path / "study.yaml").write_text(study(), encoding="utf-8")
+
+    assert any(told in note for note in meshtune("catalog", "devices", "H100", "--json").json["unread"])
+    for words in (("catalog", "models"), ("rank", "study.yaml")):
+        assert told in meshtune(*words).err
+
+
+@pytest.mark.parametrize("ending", ["yml", "YAML", "YML"])
+def test_endings_are_read_in_every_spelling(own, meshtune, ending):
+    """`.yml` and `.YAML` are `.yaml`, and `.JSON` is `.json`."""
+    own(f"devices/mine.{ending}", meshtune("catalog", "devices", "H100").out)
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    own("models/ours.JSON", json.dumps({**config, "intermediate_size": 128, "vocab_size": 256}))
+
+    assert meshtune("catalog", "devices", "mine", "--json").json["entries"][0]["origin"] == "yours"
+    listed = meshtune("catalog", "models", "ours", "--json")
+    assert listed.json["entries"][0]["entry"]["hidden_size"] == 64
+    assert listed.json["unread"] == []
+
+
+def test_copies_of_editors_and_notes_are_not_told(own, meshtune):
+    """What stands beside entries on purpose is no mistake."""
+    for name in ("devices/mine.yaml~", "devices/mine.yaml.bak", "README.md", ".gitignore"):
+        own(name, "text")
+
+    assert meshtune("catalog", "devices", "--json").json["unread"] == []
 
 
 @pytest.mark.parametrize(
@@ -236,7 +349,7 @@ def test_a_mistake_in_a_file_is_no_unknown_name(own, meshtune):
     path = own("devices/mine.yaml", "memory_gib: eighty\n")
     path.write_bytes(b"note: \xff\n")
 
-    assert_users_mistake(meshtune("catalog", "devices", "H100"), "mine.yaml: is not UTF-8 text")
+    assert_users_mistake(meshtune("catalog", "devices", "mine"), "mine.yaml: is not UTF-8 text")
 
 
 def test_hidden_files_are_no_entries(own, meshtune):
@@ -262,7 +375,9 @@ def test_two_spellings_of_one_name_are_refused(own, meshtune):
     own("devices/h100_capped.yaml", text)
     own("devices/H100-capped.yaml", text)
 
-    assert_users_mistake(meshtune("catalog", "devices", "H100"), "h100_capped.yaml: has the name of H100-capped.yaml")
+    told = "h100_capped.yaml: has the name of H100-capped.yaml; keep one"
+    assert_users_mistake(meshtune("catalog", "devices", "h100-capped"), told)
+    assert told in meshtune("catalog", "devices", "H100").err
 
 
 def test_a_copy_takes_no_spelling_from_what_it_was_copied_of(own, meshtune):
@@ -292,7 +407,8 @@ def test_two_files_of_one_name_are_refused(own, meshtune):
     own("models/mine.yaml", "{}")
     own("models/mine.json", "{}")
 
-    assert_users_mistake(meshtune("catalog", "models"), "has the name of mine.json; keep one")
+    assert_users_mistake(meshtune("catalog", "models", "mine"), "has the name of mine.json; keep one")
+    assert meshtune("catalog", "models", "llama3-8b").status == 0
 
 
 def test_own_profiles_are_no_hypotheses_of_other_studies(own):

@@ -754,6 +754,19 @@ def test_racks_have_the_hosts_of_the_script(meshtune, tmp_path, segment, domains
     assert cluster.devices_per_domain == (32 if segment else 64)
 
 
+@pytest.mark.parametrize(("framework", "text"), [("megatron", ARRAYS), ("nanotron", NANOTRON), ("gpt-neox", GPT_NEOX)])
+def test_the_space_that_the_comment_proposes_is_accepted(meshtune, tmp_path, framework, text):
+    """Without its `#`, the comment on `space:` opens recomputation, in modes that the runtime offers."""
+    done = init(meshtune, tmp_path, text, "--out", tmp_path / "new.yaml", framework=framework)
+    written = (tmp_path / "new.yaml").read_text(encoding="utf-8")
+
+    assert done.status == 0, done.err
+    (tmp_path / "opened.yaml").write_text(written.replace("\n# space: ", "\nspace: "), encoding="utf-8")
+    opened = load_study(tmp_path / "opened.yaml").problem
+    assert "recompute" in opened.options.opened
+    assert "recompute" not in load_study(tmp_path / "new.yaml").problem.options.opened
+
+
 def test_editors_find_the_schema(meshtune, tmp_path):
     """The first line of a study names the schema of this installation on the disk, and the study follows it."""
     (tmp_path / "train.sh").write_text(ARRAYS, encoding="utf-8")

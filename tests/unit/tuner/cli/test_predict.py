@@ -79,4 +79,4 @@ def test_the_step_without_a_profile_stands_beside(meshtune, simulated):
 
     assert told["unnamed_step_time_s"] == pytest.approx(unnamed["step_time_s"])
     assert told["unnamed_step_time_s"] != told["step_time_s"]
-    assert f"  {told['unnamed_step_time_s']:.4g} s under `runtime: unknown`" in shown
+    assert f"  {told['unnamed_step_time_s']:.3g} s under `runtime: unknown`" in shown

@@ -26,7 +26,7 @@ from tuner.report.sections.memory import memory_section
 from tuner.report.sections.space_map import map_section
 from tuner.report.sections.summary import summary_section
 from tuner.report.sections.training import training_section
-from tuner.report.words import after_trials, in_short, plural, seconds
+from tuner.report.words import after_trials, in_short, plural, predicted_seconds
 from tuner.space.enumeration import enumerate_space
 from tuner.storage.record import fastest
 from tuner.study_file.request import TrialOptions
@@ -154,7 +154,7 @@ def test_the_bars_stand_there_in_numbers(data, page):
 
     for one in worth_showing(data):
         assert f"<td>{in_short(one.values)}</td>" in told
-        assert f">{seconds(one.prediction['step_time_s'])}</td>" in told
+        assert f">{predicted_seconds(one.prediction['step_time_s'])}</td>" in told
 
 
 def test_every_stage_stands_against_its_limit(deep):
@@ -285,7 +285,7 @@ def test_numbers_stand_there_without_scripts(data, page):
     assert blocked.count('class="drawn"') == blocked.count('id="figure-')
     words = text_of(blocked)
     for record in data.records:
-        assert seconds(record.predicted_s) in words
+        assert predicted_seconds(record.predicted_s) in words
     last = data.moments[-1]
     assert f"configuration ({after_trials(data.records, last.trial)})" in words
     assert in_short(last.shares[0].config) in words

@@ -35,8 +35,8 @@ def test_columns_that_never_vary_are_left_out():
 
     assert lines == [
         "trial  pp  tp  step [s]  speed-up   GiB  predicted [s]  outcome",
-        "    0   1   8        10     1.000  50.0          11.25  current",
-        "   *1   2   4         8     1.250  50.0          11.25",
+        "    0   1   8        10     1.000  50.0           11.2  current",
+        "   *1   2   4         8     1.250  50.0           11.2",
         "In all trials: dp=8,recompute=none",
         "* the best configuration",
         "speed-up: times as fast as current",

@@ -10,7 +10,8 @@ from costmodels.job.parallel_config import ParallelConfig
 from costmodels.job.runtime import find_runtime
 from costmodels.job.training_job import TrainingJob
 from costmodels.step.error_models import MemoryErrorModel
-from costmodels.step.memory.peak import LEAST_CHANCE, MEMORY_PARTS, estimate_memory, layer_activations, stage_memory
+from costmodels.step.memory.activations import layer_activations
+from costmodels.step.memory.peak import LEAST_CHANCE, MEMORY_PARTS, estimate_memory, stage_memory
 from costmodels.step.pipeline.schedules import assign_layers
 from costmodels.step.placement import local_parameters
 from hardware.cluster_file import cluster_from_mapping, find_cluster
