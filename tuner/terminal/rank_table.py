@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from hardware.rounding import by_source
+from hardware.rounding import by_source, predicted
 from tuner.forecast.objective import labels_of
 from tuner.forecast.prepared import Prepared
 from tuner.forecast.ranked import Ranked
@@ -103,8 +102,7 @@ def _range_in_words(range_s: list[float] | None) -> str:
     if range_s is None:
         return UNKNOWN
     low_s, high_s = range_s
-    decimals = max(0, 2 - math.floor(math.log10(low_s)))
-    return f"{low_s:.{decimals}f}-{high_s:.{decimals}f}"
+    return f"{predicted(low_s)}-{predicted(high_s)}"
 
 
 def _share_in_words(row: Mapping[str, Any], at: int) -> str:
