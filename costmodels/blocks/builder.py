@@ -84,13 +84,21 @@ class OperatorBuilder:
     def _cast_operands(self, role: str, inputs: FloatArray, outputs: FloatArray) -> list[Operator]:
         """Return the casts of a product's input and of its output's gradient to a narrow type.
 
-        Each is read once and written straight and transposed (Transformer Engine, cast_transpose kernels).
+        Each is read once and written straight and transposed (Transformer Engine, cast_transpose kernels). Where its
+        scale follows from its own maximum, it is read for that before (RuntimeProfile.reads_for_scale).
         """
         casts = (("input", inputs, Phase.FORWARD), ("gradient", outputs, Phase.BACKWARD))
-        kind, precision, width = OpKind.ELEMENTWISE, self.context.precision, 2.0 * self.context.element_bytes
+        context = self.context
+        kind, precision = OpKind.ELEMENTWISE, context.precision
+        passes = {"cast": 2.0}
+        if precision == "fp8" and context.facts.reads_for_scale:
+            passes = {"amax": 1.0, **passes}
         return [
-            self.operator(f"{role}.cast_{name}", kind, phase, precision, (elements,), width * elements)
-            for name, elements, phase in casts
+            self.operator(
+                f"{role}.{name}_{operand}", kind, phase, precision, (elements,), count * context.element_bytes * elements
+            )
+            for operand, elements, phase in casts
+            for name, count in passes.items()
         ]
 
     def chunked(self, role: str, rows: FloatArray, k: Sizes, n: Sizes) -> list[Operator]:
