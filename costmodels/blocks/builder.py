@@ -95,7 +95,12 @@ class OperatorBuilder:
             passes = {"amax": 1.0, **passes}
         return [
             self.operator(
-                f"{role}.{name}_{operand}", kind, phase, precision, (elements,), count * context.element_bytes * elements
+                f"{role}.{name}_{operand}",
+                kind,
+                phase,
+                precision,
+                (elements,),
+                count * context.element_bytes * elements,
             )
             for operand, elements, phase in casts
             for name, count in passes.items()
