@@ -87,23 +87,12 @@ class OperatorBuilder:
         Each is read once and written straight and transposed (Transformer Engine, cast_transpose kernels). Where its
         scale follows from its own maximum, it is read for that before (RuntimeProfile.reads_for_scale).
         """
-        casts = (("input", inputs, Phase.FORWARD), ("gradient", outputs, Phase.BACKWARD))
-        context = self.context
-        kind, precision = OpKind.ELEMENTWISE, context.precision
-        passes = {"cast": 2.0}
-        if precision == "fp8" and context.facts.reads_for_scale:
-            passes = {"amax": 1.0, **passes}
+        context, reads = self.context, self.context.precision == "fp8" and self.context.facts.reads_for_scale
+        kind, precision, width = OpKind.ELEMENTWISE, context.precision, context.element_bytes
         return [
-            self.operator(
-                f"{role}.{name}_{operand}",
-                kind,
-                phase,
-                precision,
-                (elements,),
-                count * context.element_bytes * elements,
-            )
-            for operand, elements, phase in casts
-            for name, count in passes.items()
+            self.operator(f"{role}.{name}", kind, phase, precision, (elements,), passes * width * elements)
+            for operand, elements, phase in (("input", inputs, Phase.FORWARD), ("gradient", outputs, Phase.BACKWARD))
+            for name, passes in ((f"amax_{operand}", 1.0), (f"cast_{operand}", 2.0))[not reads :]
         ]
 
     def chunked(self, role: str, rows: FloatArray, k: Sizes, n: Sizes) -> list[Operator]:

@@ -40,7 +40,8 @@ class Fact:
         spelled: Further spellings of values.
         bounds: Smallest and largest number.
         is_whole: Whether its numbers are whole.
-        needs: What a job must have for it: `experts`, `bf16` weights, `fp8`, `offload` or `muon`; empty if any job has it.
+        needs: What a job must have for it: `experts`, `bf16` weights, `fp8`, `offload` or `muon`; empty if any job
+            has it.
         written: Words of each framework by value; the first ones are written, all are read.
         absent: What holds in a framework whose words are absent.
         listed: Pattern that says it in a source that lists all its flags; empty if none does.
