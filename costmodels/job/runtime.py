@@ -400,10 +400,10 @@ class RuntimeProfile:
     def reads_for_scale(self) -> bool:
         """Whether a kernel of its own reads a tensor for its scale before the kernel that casts it to fp8.
 
-        Transformer Engine's tensorwise scaling needs the maximum before the cast, and computes it in a kernel of its
-        own; its other recipes find maxima within the cast (pytorch/csrc/quantizer.cpp of release 2.8,
-        Float8CurrentScalingQuantizer::quantize_impl against Float8Quantizer::quantize; its guide to fp8 delayed
-        scaling: two reads per tensor against one). A compiler adds it to the kernel that makes the tensor.
+        Transformer Engine's current scaling computes the maximum of a tensor, then its scale, then casts it
+        (pytorch/csrc/quantizer.cpp, Float8CurrentScalingQuantizer::quantize_impl); that is two reads against one of
+        delayed scaling (nvidia.github.io/TransformerEngine, FP8 Delayed Scaling), whose cast notes the maximum, as
+        kernels that scale blocks do. A compiler adds the read to the kernel that makes the tensor (assumed).
         """
         is_compiled = self.rule_set in COMPILED_RULE_SETS and self.fused_elementwise
         return self.fp8_recipe == "tensorwise" and not is_compiled
