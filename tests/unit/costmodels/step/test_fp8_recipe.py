@@ -82,6 +82,11 @@ def test_what_states_no_recipe_is_as_before(name, precision, moved_bytes, launch
     assert sum(launches_of(MEGATRON, op) for op in found) == launches
 
 
+def test_current_scaling_is_tensorwise():
+    """Transformer Engine's word means Megatron's."""
+    assert under("current") == under("tensorwise")
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp8", "nvfp4"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_only_tensorwise_scaling_of_fp8_reads_more(recipe, precision):
