@@ -84,13 +84,15 @@ class OperatorBuilder:
     def _cast_operands(self, role: str, inputs: FloatArray, outputs: FloatArray) -> list[Operator]:
         """Return the casts of a product's input and of its output's gradient to a narrow type.
 
-        Each is read once and written straight and transposed (Transformer Engine, cast_transpose kernels).
+        Each is read once and written straight and transposed (Transformer Engine, cast_transpose kernels). Where its
+        scale follows from its own maximum, it is read for that before (RuntimeProfile.reads_for_scale).
         """
-        casts = (("input", inputs, Phase.FORWARD), ("gradient", outputs, Phase.BACKWARD))
-        kind, precision, width = OpKind.ELEMENTWISE, self.context.precision, 2.0 * self.context.element_bytes
+        context, reads = self.context, self.context.precision == "fp8" and self.context.facts.reads_for_scale
+        kind, precision, width = OpKind.ELEMENTWISE, context.precision, context.element_bytes
         return [
-            self.operator(f"{role}.cast_{name}", kind, phase, precision, (elements,), width * elements)
-            for name, elements, phase in casts
+            self.operator(f"{role}.{name}", kind, phase, precision, (elements,), passes * width * elements)
+            for operand, elements, phase in (("input", inputs, Phase.FORWARD), ("gradient", outputs, Phase.BACKWARD))
+            for name, passes in ((f"amax_{operand}", 1.0), (f"cast_{operand}", 2.0))[not reads :]
         ]
 
     def chunked(self, role: str, rows: FloatArray, k: Sizes, n: Sizes) -> list[Operator]:

@@ -50,6 +50,7 @@ class RuntimeFacts:
     fused_elementwise: bool
     fused_activation: bool
     fused_cross_entropy: bool
+    reads_for_scale: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -40,7 +40,8 @@ class Fact:
         spelled: Further spellings of values.
         bounds: Smallest and largest number.
         is_whole: Whether its numbers are whole.
-        needs: What a job must have for it: `experts`, `bf16` weights, `offload` or `muon`; empty if any job has it.
+        needs: What a job must have for it: `experts`, `bf16` weights, `fp8`, `offload` or `muon`; empty if any job
+            has it.
         written: Words of each framework by value; the first ones are written, all are read.
         absent: What holds in a framework whose words are absent.
         listed: Pattern that says it in a source that lists all its flags; empty if none does.
@@ -108,7 +109,7 @@ class _Row(StrictModel):
     spelled: dict[str, str] = Field(default_factory=dict)
     range: Annotated[list[int | float], Field(min_length=2, max_length=2)] | None = None
     numbers: list[int] = Field(default_factory=list)
-    needs: Literal["", "experts", "bf16", "offload", "muon"] = ""
+    needs: Literal["", "experts", "bf16", "fp8", "offload", "muon"] = ""
     written: dict[str, dict[str, list[str] | str]] = Field(default_factory=dict)
     listed: str = ""
     remarks: dict[str, bool | str] = Field(default_factory=dict)

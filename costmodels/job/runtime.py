@@ -27,6 +27,8 @@ BALANCED_RULE_SETS = (*LAYOUT_RULE_SETS, "mindspeed")
 
 Those of other frameworks are spread over the chunks alone, as in studies from before these frameworks had any.
 """
+COMPILED_RULE_SETS = ("torchtitan", "maxtext", "mindformers", "jax-reference")
+"""Rule sets of frameworks whose fused elementwise operators are those of a compiler, and not kernels of a library."""
 PLAN_RULE_SETS = ("jax-reference", "torch-planned")
 """Rule sets of the frameworks that run any sharding plan. All others shard layers by hand, so that what a plan gains in
 a prediction or a simulation is nothing that their users can have."""
@@ -43,6 +45,10 @@ OffloadMode = Literal["none", "optimizer"]
 """Kinds of states that may be on the host; see `RuntimeProfile.offload_modes`."""
 
 MuonTpMode = Literal["blockwise", "duplicated", "distributed"]
+
+Fp8Recipe = Literal["delayed", "tensorwise", "blockwise", "mxfp8"]
+"""Ways to scale tensors in fp8; see `RuntimeProfile.fp8_recipe`."""
+
 UnevenPart = Literal["layers", "recomputed", "micro_batches", "hosts"]
 """Parts of an `Assignment` that a framework can be told; see `RuntimeProfile.uneven`."""
 
@@ -122,6 +128,7 @@ LATER_FACTS = frozenset(
         "muon_splits_qkv",
         "newton_schulz",
         "newton_schulz_steps",
+        "fp8_recipe",
     }
 )
 """Facts that earlier versions of Meshtune did not know."""
@@ -215,6 +222,8 @@ class RuntimeProfile:
         muon_splits_qkv: Whether Muon takes queries, keys and values apart.
         newton_schulz: How Muon's iterations are computed (optimizers/muon.py).
         newton_schulz_steps: Number of its iterations.
+        fp8_recipe: Scaling of tensors in fp8: "delayed" (by the maxima of earlier steps), "tensorwise" (by the tensor's
+            own maximum), "blockwise" or "mxfp8" (by the maxima of its blocks).
         fp32_weights: Whether the stored (sharded) weights are fp32 and serve as the optimizer's own copy too.
         keeps_empty_gradients: Whether an empty gradient of each shape of weight is kept where fused accumulation has
             added the true one up; "layers" is all but the head's.
@@ -359,6 +368,7 @@ class RuntimeProfile:
     muon_splits_qkv: bool = True
     newton_schulz: Literal["standard", "gram"] = "standard"
     newton_schulz_steps: int = 5
+    fp8_recipe: Fp8Recipe = "delayed"
     stated: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -385,6 +395,18 @@ class RuntimeProfile:
     def balances_stages(self) -> bool:
         """Whether unequal chunks are laid out so that stages hold equally many layers."""
         return self.rule_set in BALANCED_RULE_SETS
+
+    @property
+    def reads_for_scale(self) -> bool:
+        """Whether a kernel of its own reads a tensor for its scale before the kernel that casts it to fp8.
+
+        Transformer Engine's current scaling computes the maximum of a tensor, then its scale, then casts it
+        (pytorch/csrc/quantizer.cpp, Float8CurrentScalingQuantizer::quantize_impl); that is two reads against one of
+        delayed scaling (nvidia.github.io/TransformerEngine, FP8 Delayed Scaling), whose cast notes the maximum, as
+        kernels that scale blocks do. A compiler adds the read to the kernel that makes the tensor (assumed).
+        """
+        is_compiled = self.rule_set in COMPILED_RULE_SETS and self.fused_elementwise
+        return self.fp8_recipe == "tensorwise" and not is_compiled
 
     @property
     def joins_ring(self) -> bool:

@@ -8,6 +8,7 @@ _NEEDS = {
     "": "",
     "experts": "Needs experts.",
     "bf16": "Needs weights in bf16.",
+    "fp8": "Needs products in fp8.",
     "offload": "Needs states on the host.",
     "muon": "Needs Muon.",
 }

@@ -65,6 +65,7 @@ def facts_beyond(
         "": True,
         "experts": model.is_moe,
         "bf16": job.get("precision", "bf16") in _MANY_BITS,
+        "fp8": job.get("precision") == "fp8",
         "offload": job.get("offload", "none") != "none",
         "muon": OPTIMIZERS[job.get("optimizer", DEFAULT_OPTIMIZER)].needs_matrices,
     }

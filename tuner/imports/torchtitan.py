@@ -73,11 +73,13 @@ _STATED_BY = {
     "cp": tuple(f"{section}.context_parallel_degree" for section in _UNDER),
 }
 """Keys that state what a recipe may set otherwise than torchtitan's defaults."""
-_SECTIONS = ("training", "parallelism", "activation_checkpoint", "model", "optimizer", "compile", "loss")
+_SECTIONS = ("training", "parallelism", "activation_checkpoint", "model", "optimizer", "compile", "loss", "float8")
 """Sections of which flags of a script are read."""
 _NOT_MODELLED = {
     "optimizer.early_step_in_backward": "Meshtune assumes that the optimizer runs after the last backward pass"
 }
+_FP8_RECIPES = {"tensorwise": "tensorwise", "rowwise": "blockwise", "rowwise_with_gw_hp": "blockwise"}
+"""Scaling of tensors in fp8 by torchtitan's names; a row is a block."""
 _CHUNKS = {"interleaved1f1b": 2, "interleavedzerobubble": 2, "zbvzerobubble": 2, "dualpipev": 2, "loopedbfs": 2}
 """Default number of virtual stages per rank, by schedule (torchtitan distributed/pipeline_parallel.py)."""
 
@@ -126,6 +128,8 @@ def import_torchtitan(text: str, *, file: str = "") -> Imported:
     model = _MODELS.get(name) or _MODELS.get(named) or ""
     listed = None if model else named_model("torchtitan", name, keys.text("config"))
     facts, unclear = facts_in_flags(Flags(_as_flags(keys.mapping)), ("torchtitan",), holds_more=is_recipe)
+    recipe = _FP8_RECIPES.get(keys.text("quantize.linear.float8.recipe_name", "float8.recipe_name"))
+    facts |= {"fp8_recipe": recipe} if recipe else {}
     return Imported(
         framework="torchtitan",
         runtime="torchtitan",
@@ -290,7 +294,7 @@ def _read(text: str, file: str) -> tuple[Mapping[str, Any], tuple[int, int] | No
     mapping = sections_of(file, named.text("--module") or "", named.text("--config") or "") if file else {}
     # Collect the flags into the sections that a TOML file would have.
     for flag in flags_among(words):
-        section, dot, key = flag.name.removeprefix("--").partition(".")
+        section, dot, key = flag.name.removeprefix("--").removeprefix("quantize.linear.").partition(".")
         key = key.replace("-", "_")
         values = [one for one in flag.values if not one.text.startswith(_POLICY)]
         for policy in flag.values[len(values) :]:

@@ -22,7 +22,7 @@ from tuner.imports.bash.script import Script, read_script
 from tuner.imports.imported import Imported, LaunchCommand, Unread
 from tuner.imports.megatron import launched_devices
 from tuner.imports.model_names import catalog_model
-from tuner.imports.settings.bridge_container import import_container
+from tuner.imports.settings.bridge_container import fp8_recipe_of, import_container
 from tuner.imports.settings.command import command_with_settings
 from tuner.imports.settings.megatron_keys import effects_of, with_open
 from tuner.imports.settings.python_recipe import Recipe, functions_of, merged_recipe, read_recipe
@@ -50,6 +50,15 @@ _PROGRAMS = ("run_recipe.py", "run_script.py", "setup_experiment.py")
 _SUBMITS = "setup_experiment.py"
 _SECTIONS = ("model", "train", "ddp", "optimizer", "dataset", "checkpoint", "logger", "mixed_precision", "peft")
 _NAMES = ("--recipe", "--model", "--recipe_name", "--model_recipe_name", "-mr", "-m")
+_PRECISIONS = {
+    "bf16": "bf16_mixed",
+    "fp8_cs": "bf16_with_fp8_current_scaling_mixed",
+    "fp8_ds": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp8_mx": "bf16_with_mxfp8_mixed",
+    "fp8_sc": "bf16_with_fp8_subchannel_scaling_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}
+"""Mixed precision of each --compute_dtype (scripts/performance/utils/precision.py, perf_recipes/_common.py)."""
 _TUNES_FEW = re.compile(r"(^|[_-])(lora|dora|peft|canonical_lora)([_-]|$)")
 _FLAG_OF = {key: flag for flag, keys in BRIDGE.keys.items() for key in keys}
 _LEFT_OUT = (
@@ -90,6 +99,9 @@ def import_bridge(text: str, *, file: str = "") -> Imported:
     if _TUNES_FEW.search(recipe) or _TUNES_FEW.search(mode):
         raise ConfigError("is not supported: few of the weights are trained", key="--recipe", value=recipe or mode)
     values, unknown = known_values(items), unknown_values(items)
+    options = _options(items)
+    precision = _PRECISIONS.get(options.get("--compute_dtype") or options.get("-c") or "")
+    values = {**({"mixed_precision": precision} if precision else {}), **values}
     described = _with_file(file, values, unknown, recipe or "its recipe")
     left: list[Unread] = []
     hosts, devices_per_host = launched_devices(text, launch, left)
@@ -258,14 +270,15 @@ def _described(
     )
     keys = set(_keys_in(whole))
     model = "" if keys & _SIZES else catalog_model(weights or recipe)
-    job = dict(found.job)
+    job, facts = dict(found.job), dict(found.facts)
     if not keys & _SHARDING:
         job["zero_stage"] = 1  # recipes/common.py
     mixed = whole.get("mixed_precision")
     if not isinstance(mixed, str) and not (isinstance(mixed, dict) and {"bf16", "fp16"} & mixed.keys()):
-        job["precision"] = "nvfp4" if "nvfp4" in recipe else "fp8" if "fp8" in recipe or "mxfp8" in recipe else "bf16"
+        job["precision"] = "nvfp4" if "nvfp4" in recipe else "fp8" if "fp8" in recipe else "bf16"
+        facts |= {"fp8_recipe": scaling} if (scaling := fp8_recipe_of(recipe)) else {}
     reasons = {_FLAG_OF[key]: why for key, why in unknown.items() if key in _FLAG_OF}
-    return with_open(replace(found, model_name=model, job=job), stated, why, reasons)
+    return with_open(replace(found, model_name=model, job=job, facts=facts), stated, why, reasons)
 
 
 _UNSET: Mapping[str, Any] = {

@@ -10,6 +10,7 @@ models/gpt_provider.py; megatron-core 0.19.2 training/config/container.py (`prin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,14 @@ from tuner.imports.megatron import import_flags
 _MLA = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 _UNITS = {"embedding": "E", "decoder": "t", "loss": "L", "mtp": "m"}
 """Names of a layout's units in lists, and in text (megatron-core transformer/pipeline_parallel_layer_layout.py)."""
+_FP8_RECIPES = {
+    "mxfp8|fp8_?mx": "mxfp8",
+    "fp8_subchannel|fp8_?sc|nanov2_bf16_with_fp8_current": "blockwise",
+    "fp8_current|fp8_?cs": "tensorwise",
+    "fp8_delayed|fp8_?ds": "delayed",
+}
+"""Scaling of tensors in fp8 by patterns in names (training/mixed_precision.py, perf_recipes/); nanov2's name says
+another than it has."""
 
 
 def import_container(loaded: Mapping[str, Any], vocab_size: str = "") -> Imported:
@@ -161,14 +170,21 @@ def _named(value: Any) -> Any:
 def _precision_flags(model: Mapping[str, Any], mixed: Any) -> list[list[str]]:
     """Return the flags of the precision: that of a mixed precision, by its fields or its name, else the model's own."""
     if isinstance(mixed, str):
+        recipe = fp8_recipe_of(mixed)
         narrow = "fp4" if "fp4" in mixed else "fp8" if "fp8" in mixed else ""
         stated: Mapping[str, Any] = {"bf16": mixed.startswith("bf16"), "fp16": mixed.startswith("fp16"), narrow: True}
     else:
         stated = mixed if isinstance(mixed, dict) else model
+        recipe = str(stated.get("fp8_recipe") or "tensorwise") if isinstance(mixed, dict) else ""
     flags = [["--bf16"]] if stated.get("bf16") else [["--fp16"]] if stated.get("fp16") else []
     if stated.get("fp8"):
-        flags += [["--fp8-format", "hybrid"]]
+        flags += [["--fp8-format", "hybrid"], *([["--fp8-recipe", recipe]] if recipe else [])]
     return flags + ([["--fp4-format", "e2m1"]] if stated.get("fp4") else [])
+
+
+def fp8_recipe_of(name: str) -> str:
+    """Return the scaling of tensors in fp8 that the name of a mixed precision or of a recipe says; empty if none."""
+    return next((recipe for pattern, recipe in _FP8_RECIPES.items() if re.search(pattern, name)), "")
 
 
 def _layout_text(value: Any) -> str:

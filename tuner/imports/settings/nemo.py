@@ -193,6 +193,7 @@ def _described(
     given: dict[str, Any] = {"bf16": "bf16" in precision, "fp16": precision.startswith("16") or "fp16" in precision}
     if keys.value("trainer.plugins.fp8"):
         given["fp8"] = "hybrid"
+        given["fp8_recipe"] = keys.value("trainer.plugins.fp8_recipe", "model.config.fp8_recipe")
     flags = flags_from({**read, **given}, {**_FLAG_OF, "bf16": "--bf16", "fp16": "--fp16", "fp8": "--fp8-format"})
     found = import_flags(flags, is_log=True)
     told, doubts = effects_of(values, _FLAG_OF, _HARMLESS, found.job)

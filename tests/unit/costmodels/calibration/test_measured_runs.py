@@ -123,7 +123,8 @@ def test_a_mistake_is_told_with_its_place(write, rows, where, message):
 ALL_COLUMNS = (*COLUMNS, *STATED_COLUMNS)
 STATED = {
     "runtime": "torchtitan", "devices_per_host": "4", "link": "RoCE", "nic_gb_per_s": "12.5", "attention": "unfused",
-    "facts": "overlaps_gradients=False; gradient_bytes=2; layer_split=balanced", "peak_mem_counts": "allocated",
+    "facts": "overlaps_gradients=False; gradient_bytes=2; layer_split=balanced; fp8_recipe=tensorwise",
+    "peak_mem_counts": "allocated",
 }  # fmt: skip
 
 
@@ -132,7 +133,8 @@ def test_a_row_states_its_runtime_network_and_kernels(write):
     stating, silent = read(write(STATED, {}, columns=ALL_COLUMNS))
     (part,) = read(write({"attention": "flash"}, columns=(*COLUMNS, "attention")))
 
-    facts = {"attention": "unfused", "overlaps_gradients": False, "gradient_bytes": 2, "layer_split": "balanced"}
+    facts = {"attention": "unfused", "overlaps_gradients": False, "gradient_bytes": 2}
+    facts |= {"fp8_recipe": "tensorwise", "layer_split": "balanced"}
     assert stating.stated == StatedSetup(
         runtime="torchtitan",
         devices_per_host=4,

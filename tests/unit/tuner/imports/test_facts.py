@@ -149,6 +149,62 @@ def test_torchtitans_keys(text, told):
     assert told.items() <= dict(found.facts).items()
 
 
+TITAN = "[training]\nseq_len = 8192\nlocal_batch_size = 1\n[parallelism]\n[model]\nconverters = ['float8']\n"
+RECIPE = "torchrun --nproc_per_node=8 scripts/training/run_recipe.py --recipe"
+PRECISION = "python scripts/performance/setup_experiment.py -m llama3 -mr llama3_8b -ng 16 -g h100 --compute_dtype"
+NEMO = "model: {config: {num_layers: 2}}\ntrainer: {devices: 8, plugins: {precision: bf16-mixed, fp8: hybrid"
+BRIDGE = "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_length: 64}\nmixed_precision:"
+
+
+@pytest.mark.parametrize(
+    ("framework", "text", "recipe"),
+    [
+        ("megatron", f"pretrain_gpt.py {SIZES} --fp8-format hybrid", "delayed"),
+        ("megatron", f"pretrain_gpt.py {SIZES} --fp8-format hybrid --fp8-recipe tensorwise", "tensorwise"),
+        ("megatron", f"pretrain_gpt.py {SIZES} --fp8-format e4m3 --fp8-recipe blockwise", "blockwise"),
+        ("megatron", f"pretrain_gpt.py {SIZES} --fp8-format e4m3 --fp8-recipe mxfp8", "mxfp8"),
+        ("torchtitan", f"{TITAN}[float8]\nrecipe_name = 'tensorwise'\n", "tensorwise"),
+        ("torchtitan", f"{TITAN}[quantize.linear.float8]\nrecipe_name = 'rowwise'\n", "blockwise"),
+        (
+            "torchtitan",
+            "torchrun --nproc_per_node=8 -m torchtitan.train --training.seq_len 8192 --model.converters "
+            "quantize.linear.float8 --quantize.linear.float8.recipe_name tensorwise",
+            "tensorwise",
+        ),
+        ("torchtitan", TITAN, None),
+        ("nemo", f"{NEMO}, fp8_recipe: tensorwise}}}}\n", "tensorwise"),
+        ("nemo", f"{NEMO}}}}}\n", "delayed"),
+        ("bridge", f"{BRIDGE} {{bf16: true, fp8: hybrid, fp8_recipe: delayed}}\n", "delayed"),
+        # the default of its MixedPrecisionConfig
+        ("bridge", f"{BRIDGE} {{bf16: true, fp8: hybrid}}\n", "tensorwise"),
+        ("bridge", f"{BRIDGE} bf16_with_fp8_current_scaling_mixed\n", "tensorwise"),
+        ("bridge", f"{BRIDGE} nanov2_bf16_with_fp8_current_scaling_mixed\n", "blockwise"),
+        ("bridge", f"{BRIDGE} bf16_with_fp8_subchannel_scaling_mixed\n", "blockwise"),
+        ("bridge", f"{BRIDGE} fp16_with_mxfp8_mixed\n", "mxfp8"),
+        ("bridge", f"{BRIDGE} bf16_with_fp8_delayed_scaling_mixed\n", "delayed"),
+        ("bridge", f"{RECIPE} llama3_8b_pretrain_8gpu_b200_fp8cs_config\n", "tensorwise"),
+        ("bridge", f"{RECIPE} llama3_8b_pretrain_8gpu_b200_fp8mx_config\n", "mxfp8"),
+        ("bridge", f"{PRECISION} fp8_cs\n", "tensorwise"),
+        ("bridge", f"{PRECISION} fp8_sc\n", "blockwise"),
+    ],
+)
+def test_the_scaling_of_fp8_is_a_fact(framework, text, recipe):
+    """Flags, keys and names of mixed precisions and recipes say it; what torchtitan leaves open stays open."""
+    found = IMPORTERS[framework](text)
+
+    assert (found.job["precision"], found.facts.get("fp8_recipe")) == ("fp8", recipe)
+
+
+def test_the_scaling_of_fp8_stands_in_the_study(tmp_path):
+    """A script with current scaling in fp8 becomes a study that states it, and one in bf16 states nothing of it."""
+    flags = f"{OVERLAPS} --moe-token-dispatcher-type alltoall --accumulate-allreduce-grads-in-fp32"
+    narrow = f"{flags} --fp8-format hybrid --fp8-recipe"
+
+    assert facts_of_study(tmp_path, script(tmp_path, f"{narrow} tensorwise"))[0] == {"fp8_recipe": "tensorwise"}
+    assert facts_of_study(tmp_path, script(tmp_path, f"{narrow} delayed"))[0] == {}
+    assert facts_of_study(tmp_path, script(tmp_path, f"{flags} --fp8-recipe tensorwise"))[0] == {}
+
+
 def test_keys_of_other_frameworks():
     """Nanotron's and DeepSpeed's configurations say widths, overlaps and shares."""
     nanotron = IMPORTERS["nanotron"](
@@ -200,6 +256,7 @@ def test_only_what_a_job_can_have_is_stated():
                 "attention": "unfused",
                 "overlaps_tensor": True,
                 "fused_accumulation": False,
+                "fp8_recipe": "tensorwise",
             },
         ),
         ("torchtitan", {"compiled": "layers", "loss_chunks": 4, "first_moment_bytes": 2, "second_moment_bytes": 2}),

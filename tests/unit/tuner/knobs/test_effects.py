@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from costmodels.job.facts import with_facts
 from costmodels.step.memory.peak import estimate_memory
 from costmodels.step.step_time import estimate_step
 from tests.unit.tuner.export.test_export import setting_of
@@ -36,6 +37,26 @@ def test_a_fact_is_predicted_anew():
     assert np.allclose(found[:, 1], expected)
     assert found[:, 1].min() < -0.01
     assert not found[:, 0].any()
+
+
+@pytest.mark.parametrize("framework", ["megatron", "nemo"])
+def test_the_scaling_of_fp8_is_predicted_anew(framework):
+    """Current scaling is expected to do what the fact does, and where the fact is stated it is today's value."""
+    known = find_known(framework, "fp8_recipe")
+    delayed = replace(SETTING, job=replace(SETTING.job, precision="fp8"))
+    current = replace(delayed, runtime=with_facts(delayed.runtime, (("fp8_recipe", "tensorwise"),)))
+    predicted = predict(delayed, PREDICTED.grid)
+    expected = np.log(estimate_step(current, PREDICTED.grid).step_time_s / predicted.unstalled_s)
+
+    found = effects_of(known, ["delayed", "tensorwise", "blockwise"], "delayed", predicted).step
+
+    assert np.allclose(found[:, 1], expected)
+    assert found[:, 1].min() > 0
+    assert found[:, 1].max() > 0.05
+    assert (known.today(delayed.job, delayed.runtime), known.today(current.job, current.runtime)) == (
+        "delayed",
+        "tensorwise",
+    )
 
 
 def test_recomputed_modules_are_counted_by_the_memory_model():
