@@ -14,6 +14,9 @@ Letters: n candidates, d features.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 from scipy.special import logit
 
@@ -25,6 +28,9 @@ SCALE = 2.0
 ANCHORS, ANCHOR_ODDS = 8, 4.0
 """Imagined trials of average candidates that were believed to fail at such log odds, and failed, and of as many that
 were believed to run, and ran."""
+
+LEAST_VARIANCE = 1e-12
+"""Least variance of log odds, below which rounding could bring it."""
 
 INTERCEPT = 0.01
 """Standard deviation of a change that all log odds share; without one, an average candidate would have no variance."""
@@ -53,4 +59,25 @@ def failure_chances(
     told = np.concatenate([points[ran], points[failed], anchors])
     is_failure = np.repeat([False, True, False, True], [len(ran), len(failed), ANCHORS, ANCHORS])
     classifier = GaussianProcessClassifier(DotProduct(INTERCEPT, "fixed"), optimizer=None).fit(told, is_failure)
+    of_two = classifier.base_estimator_
+    of_two.latent_mean_and_variance = partial(_latent_by_weights, of_two)
     return np.asarray(classifier.predict_proba(points)[:, 1])
+
+
+def _latent_by_weights(of_two: Any, points: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return mean and variance of the log odds of points [n], as scikit-learn does by their pairs with trials.
+
+    A linear kernel stands for d + 1 weights. Of these, mean and covariance take a part of the time where there are many
+    points (Rasmussen and Williams 2006, section 2.1, with the matrices of their algorithm 3.2).
+
+    Args:
+        of_two: Fitted classifier of two classes.
+        points: Points [n, d].
+    """
+    told, asked = (
+        np.column_stack([np.full(len(each), INTERCEPT), each]) for each in (of_two.X_train_, np.asarray(points))
+    )
+    mean = told.T @ (of_two.y_train_ - of_two.pi_)
+    settled = np.linalg.solve(of_two.L_, of_two.W_sr_[:, None] * told)
+    covariance = np.eye(len(mean)) - settled.T @ settled
+    return asked @ mean, np.maximum((asked @ covariance * asked).sum(axis=1), LEAST_VARIANCE)

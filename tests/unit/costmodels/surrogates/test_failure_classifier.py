@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
+from sklearn.gaussian_process import GaussianProcessClassifier
 
+from costmodels.surrogates import failure_classifier
 from costmodels.surrogates.failure_classifier import SCALE, failure_chances
 
 MISHAP = 0.02
@@ -75,3 +77,18 @@ def test_mishaps_weaken_the_belief():
 
     assert [rare[1], common[1]] == pytest.approx([0.5, 0.5])
     assert rare[0] < common[0] < 0.5 < common[2] < rare[2]
+
+
+def test_weights_give_the_chances_that_pairs_with_trials_give(monkeypatch):
+    """The quick way to scikit-learn's mean and variance of log odds leaves its chances as they are."""
+    rng = np.random.default_rng(0)
+    before, features = rng.uniform(size=400), rng.normal(size=(400, 7))
+    tried = rng.choice(400, 60, replace=False)
+    quick = failure_chances(before, features, tried[:40], tried[40:], mishap=0.01)
+    of_two = type(GaussianProcessClassifier().fit(np.eye(2), [0, 1]).base_estimator_)
+    monkeypatch.setattr(failure_classifier, "_latent_by_weights", of_two.latent_mean_and_variance)
+
+    assert np.ptp(quick) > 0.5
+    np.testing.assert_allclose(
+        quick, failure_chances(before, features, tried[:40], tried[40:], mishap=0.01), rtol=1e-9, atol=1e-9
+    )
