@@ -191,7 +191,7 @@ BRIDGE = "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_le
     ],
 )
 def test_the_scaling_of_fp8_is_a_fact(framework, text, recipe):
-    """Flags, keys and names of mixed precisions and recipes say it, and torchtitan's default where no recipe is named."""
+    """Flags, keys and names of mixed precisions and recipes say it, or the default of torchtitan."""
     found = IMPORTERS[framework](text)
 
     assert (found.job["precision"], found.facts.get("fp8_recipe")) == ("fp8", recipe)
