@@ -70,12 +70,13 @@ def _fewest(
     changes: tuple[_Change, ...], is_enough: Callable[[tuple[_Change, ...]], bool]
 ) -> tuple[_Change, ...] | None:
     """Return the first change that is enough alone, or else as few as are enough together; None if all are not."""
-    helping = next(((change,) for change in changes if is_enough((change,))), None)
-    if helping is not None or not is_enough(changes):
-        return helping
+    alone = next(((change,) for change in changes if is_enough((change,))), None)
+    if alone is not None or not is_enough(changes):
+        return alone
+    helping = changes
     for change in changes:
-        fewer = tuple(each for each in helping or changes if each is not change)
-        helping = fewer if is_enough(fewer) else helping or changes
+        fewer = tuple(each for each in helping if each is not change)
+        helping = fewer if is_enough(fewer) else helping
     return helping
 
 
