@@ -194,14 +194,28 @@ def unread_in_user_catalog() -> Iterator[str]:
             if not _has_ending(path, kind):
                 endings = " or ".join(_ENDINGS[kind])
                 yield f"{path} is not read: a file of {kind} ends in {endings}, such as {path.stem}{_ENDINGS[kind][0]}"
+            elif _is_empty(path) and not _is_printed_to(path):
+                yield f"{path} is not read: it is empty"
 
 
 def _files(folder: Path, kind: Kind, origin: str) -> dict[str, CatalogFile]:
     """Return the files of one kind in a catalog, without the empty one that `>` makes."""
     inner = folder / kind
     paths = [path for path in _visible(inner) if _has_ending(path, kind)] if inner.is_dir() else []
-    filled = [path for path in paths if not (path.is_file() and path.stat().st_size == 0)]
+    filled = (path for path in paths if not _is_empty(path))
     return _alone((CatalogFile(name=path.stem, path=path, origin=origin) for path in filled), str)
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size == 0
+
+
+def _is_printed_to(path: Path) -> bool:
+    """Return whether the output of this command goes to the file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError, AttributeError):  # there is no output, or it is no file
+        return False
 
 
 def _visible(folder: Path) -> list[Path]:

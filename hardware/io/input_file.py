@@ -102,6 +102,8 @@ def _too_large(path: Path, most_bytes: int) -> ConfigError:
 
 
 def _no_such_file(path: Path) -> ConfigError:
+    if path.is_symlink():
+        return ConfigError("is a link to no file", file=str(path), nearest="remove the link, or make what it names")
     siblings = sorted(each.name for each in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
     nearest = did_you_mean(path.name, siblings) if siblings else "check the path"
     return ConfigError("no such file", file=str(path), nearest=nearest)

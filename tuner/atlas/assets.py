@@ -24,6 +24,7 @@ details {{ border-top: 1px solid var(--line); padding: 6px 0; scroll-margin-top:
 details > summary {{ font-size: .9rem; color: var(--text); }}
 details[open] > summary {{ margin-bottom: 10px; }}
 details > p {{ margin: 10px 0; color: var(--soft); max-width: 100ch; }}
+details pre {{ max-width: none; }}
 details td:first-child {{ min-width: 11em; }}
 details:target > summary {{ color: var(--accent); }}
 caption {{ caption-side: bottom; text-align: left; color: var(--soft); font-size: .8rem; padding-top: 8px; }}
@@ -49,7 +50,11 @@ caption {{ caption-side: bottom; text-align: left; color: var(--soft); font-size
 
 PLACE_SCRIPT = f"""{COPY_SCRIPT}
 const showPlace = () => {{
-  const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  let name = location.hash.slice(1);
+  try {{
+    name = decodeURIComponent(name);
+  }} catch {{}}  // a lone percent sign
+  const place = document.getElementById(name);
   if (place instanceof HTMLDetailsElement) {{
     place.open = true;
     place.scrollIntoView();
@@ -128,7 +133,10 @@ function sortBy(at, descending) {
 
 function readAddress() {
   const asked = new URLSearchParams(location.hash.slice(1));
-  for (const select of form.elements) select.value = asked.get(select.name) ?? "";
+  for (const select of form.elements) {
+    select.value = asked.get(select.name) ?? "";
+    if (select.selectedIndex < 0) select.value = "";  // an address of another atlas
+  }
   const order = asked.get("order") ?? "", name = order.replace(/^-/, "");
   const at = heads.findIndex(head => head.textContent === name);
   if (at >= 0) sortBy(at, order.startsWith("-"));
@@ -140,6 +148,7 @@ heads.forEach((head, at) => head.addEventListener("click", () => {
 }));
 form.addEventListener("input", () => { whole = false; render(); });
 form.addEventListener("submit", event => event.preventDefault());
+body.addEventListener("focusin", event => event.target.scrollIntoView({ block: "nearest", inline: "nearest" }));
 more.addEventListener("click", () => { whole = true; render(); });
 addEventListener("hashchange", () => { readAddress(); render(); });
 readAddress();

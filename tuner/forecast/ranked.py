@@ -67,7 +67,8 @@ def predicted_ranking(prepared: Prepared, *, on_progress: OnProgress = ignore_pr
     step_time_s, is_simulated = candidates.estimate.step_time_s.copy(), np.zeros(len(order), dtype=np.bool_)
     if problem.subject.has(Ability.LAYERS) and is_worth_simulating(problem.cluster):
         leaders = order[:LEADERS][memory.fits(problem.options.memory_headroom)[order[:LEADERS]]]
-        on_progress(f"simulating the {len(leaders)} fastest predictions, because stages or links are unlike")
+        if len(leaders):
+            on_progress(f"simulating the {len(leaders)} fastest predictions, because stages or links are unlike")
         step_time_s[leaders] = simulated_times_s(problem.setting, candidates.space.grid, leaders, memory=memory)
         is_simulated[leaders] = True
         order[: len(leaders)] = leaders[np.argsort(step_time_s[leaders], kind="stable")]

@@ -128,7 +128,8 @@ def import_torchtitan(text: str, *, file: str = "") -> Imported:
     model = _MODELS.get(name) or _MODELS.get(named) or ""
     listed = None if model else named_model("torchtitan", name, keys.text("config"))
     facts, unclear = facts_in_flags(Flags(_as_flags(keys.mapping)), ("torchtitan",), holds_more=is_recipe)
-    recipe = _FP8_RECIPES.get(keys.text("quantize.linear.float8.recipe_name", "float8.recipe_name"))
+    stated = keys.text("quantize.linear.float8.recipe_name", "float8.recipe_name")
+    recipe = _FP8_RECIPES.get(stated or "tensorwise" if _has_float8(keys) else "")
     facts |= {"fp8_recipe": recipe} if recipe else {}
     return Imported(
         framework="torchtitan",
@@ -435,8 +436,7 @@ def _converters(keys: Keys) -> list[str]:
 
 def _precision(keys: Keys, unread: list[Unread]) -> str:
     """Return the number format of matrix products."""
-    old = keys.value("float8.enable_float8_linear", "training.enable_fp8_linear", "training.fp8_linear")
-    if old or any("float8" in one for one in _converters(keys)):
+    if _has_float8(keys):
         return "fp8"
     if any("nvfp4" in one for one in _converters(keys)):
         return "nvfp4"
@@ -445,6 +445,12 @@ def _precision(keys: Keys, unread: list[Unread]) -> str:
         return "fp8"
     wide = keys.text("training.mixed_precision_param", default="bfloat16") == "float32"
     return "fp32" if wide else "bf16"
+
+
+def _has_float8(keys: Keys) -> bool:
+    """Return whether linear layers are torchao's, which scales whole tensors without a recipe (docs/float8.md)."""
+    old = keys.value("float8.enable_float8_linear", "training.enable_fp8_linear", "training.fp8_linear")
+    return bool(old) or any("float8" in one for one in _converters(keys))
 
 
 def _recompute(keys: Keys) -> str:

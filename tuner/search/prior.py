@@ -160,7 +160,8 @@ def _simulate_leaders(
     memory = estimate_memory(setting, grid)
     order = np.argsort(predicted.step_time_s, kind="stable")
     leaders = order[(memory.needed_bytes <= memory.capacity_bytes)[order]][:LEADERS]
-    on_progress(f"simulating the {len(leaders)} fastest predictions, because stages or links are unlike")
+    if len(leaders):
+        on_progress(f"simulating the {len(leaders)} fastest predictions, because stages or links are unlike")
     return SimulatedSteps(at=leaders, step_time_s=simulated_times_s(setting, grid, leaders, memory=memory))
 
 

@@ -6,7 +6,7 @@ degrees are left out, one at a time and then as few together as help; at last th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from costmodels.job.parallel_config import DEGREES
@@ -39,26 +39,54 @@ class _Change:
 
 
 def remedy_in_words(setting: Setting, options: SpaceOptions) -> str:
-    """Return what to add to the command, or to `space:`, so that some configuration may fit."""
-    changes = [*_offered(setting, options), *_freed(options)]
-    helping = next(([change] for change in changes if _space(setting, _with(options, [change]))), None)
-    if helping is None and _space(setting, _with(options, changes)):
-        helping = changes
-        for change in changes:
-            fewer = [each for each in helping if each is not change]
-            helping = fewer if _space(setting, _with(options, fewer)) else helping
+    """Return what to add to the command, or to `space:`, so that some configuration fits, or at least may fit."""
+    changes = (*_offered(setting, options), *_freed(options))
+    tried: dict[tuple[_Change, ...], Space | None] = {}
+
+    def space_with(chosen: tuple[_Change, ...]) -> Space | None:
+        if chosen not in tried:
+            tried[chosen] = _space(setting, _with(options, chosen))
+        return tried[chosen]
+
+    helping = _fewest(changes, lambda chosen: _has_fitting(space_with(chosen), options))
     if helping is not None:
-        return f"some configurations may fit with {' '.join(change.option for change in helping)}"
+        return f"some configurations may fit with {_options(helping)}"
     nothing = f"nothing that {setting.runtime.name} offers within the job lets any fit"
+    helping = _fewest(changes, lambda chosen: space_with(chosen) is not None)
+    if helping is not None:
+        nothing += f" (with {_options(helping)} some have a chance of less than one half)"
     cluster = setting.cluster
     if cluster.is_mixed:
         return f"{nothing} on this cluster"
     for doubling in range(1, MOST_DOUBLINGS + 1):
         hosts = cluster.num_hosts << doubling
         space = _space(replace(setting, cluster=cluster.with_hosts(hosts)), options)
-        if space and space.memory.fits(options.memory_headroom).any():  # as `--hosts` asks, and not only perhaps
+        if _has_fitting(space, options):  # as `--hosts` asks, and not only perhaps
             return f"{nothing}; some do on more hosts: `meshtune rank STUDY --hosts {hosts}`"
     return f"{nothing}, on {hosts:,} hosts neither"
+
+
+def _fewest(
+    changes: tuple[_Change, ...], is_enough: Callable[[tuple[_Change, ...]], bool]
+) -> tuple[_Change, ...] | None:
+    """Return the first change that is enough alone, or else as few as are enough together; None if all are not."""
+    alone = next(((change,) for change in changes if is_enough((change,))), None)
+    if alone is not None or not is_enough(changes):
+        return alone
+    helping = changes
+    for change in changes:
+        fewer = tuple(each for each in helping if each is not change)
+        helping = fewer if is_enough(fewer) else helping
+    return helping
+
+
+def _has_fitting(space: Space | None, options: SpaceOptions) -> bool:
+    """Return whether the runtime's own profile predicts that a configuration fits."""
+    return space is not None and bool(space.memory.fits(options.memory_headroom).any())
+
+
+def _options(changes: Iterable[_Change]) -> str:
+    return " ".join(change.option for change in changes)
 
 
 def _space(setting: Setting, options: SpaceOptions) -> Space | None:

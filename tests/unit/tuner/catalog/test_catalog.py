@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -342,6 +344,27 @@ def test_what_is_looked_for_is_found_while_its_copy_is_empty(own, meshtune, name
     assert done.status == 0, done.err
     own(name, done.out)
     assert "(yours)" in meshtune("catalog", kind, "mine").out
+
+
+def test_an_empty_file_is_told_but_where_the_command_fills_it(own, meshtune):
+    """What a failed `>` has left behind is named; the file that the output goes to is not."""
+    path = own("devices/mine.yaml", "")
+
+    assert f"{path} is not read: it is empty" in meshtune("catalog", "devices").err
+    with path.open("w", encoding="utf-8") as output:
+        command = [sys.executable, "-m", "tuner", "catalog", "devices", "H100"]
+        done = subprocess.run(command, check=True, stdout=output, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == ""
+    assert "memory_gib" in path.read_text(encoding="utf-8")
+
+
+def test_a_link_to_nothing_is_called_so(own, meshtune):
+    """The nearest name of a link whose file is gone is not its own."""
+    path = own("models/mine.yaml", "")
+    path.unlink()
+    path.symlink_to("gone.yaml")
+
+    assert_users_mistake(meshtune("catalog", "models", "mine"), "mine.yaml: is a link to no file")
 
 
 def test_a_mistake_in_a_file_is_no_unknown_name(own, meshtune):

@@ -171,7 +171,9 @@ BRIDGE = "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_le
             "quantize.linear.float8 --quantize.linear.float8.recipe_name tensorwise",
             "tensorwise",
         ),
-        ("torchtitan", TITAN, None),
+        # torchtitan docs/float8.md: "float8 with tensorwise scaling" is the command without a recipe's name
+        ("torchtitan", TITAN, "tensorwise"),
+        ("torchtitan", TITAN.replace("float8", "mx"), None),
         ("nemo", f"{NEMO}, fp8_recipe: tensorwise}}}}\n", "tensorwise"),
         ("nemo", f"{NEMO}}}}}\n", "delayed"),
         ("bridge", f"{BRIDGE} {{bf16: true, fp8: hybrid, fp8_recipe: delayed}}\n", "delayed"),
@@ -189,7 +191,7 @@ BRIDGE = "model: {num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_le
     ],
 )
 def test_the_scaling_of_fp8_is_a_fact(framework, text, recipe):
-    """Flags, keys and names of mixed precisions and recipes say it; what torchtitan leaves open stays open."""
+    """Flags, keys and names of mixed precisions and recipes say it, or the default of torchtitan."""
     found = IMPORTERS[framework](text)
 
     assert (found.job["precision"], found.facts.get("fp8_recipe")) == ("fp8", recipe)
