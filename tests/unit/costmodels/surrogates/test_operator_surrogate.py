@@ -82,6 +82,18 @@ def test_unseen_shapes_are_predicted_better_than_by_the_prior(learned, rng):
     assert np.median(far) > 2 * np.median(near)
 
 
+def test_an_operator_of_no_size_is_no_more_uncertain_than_a_small_one(rng):
+    """After messages of some MB, one of no bytes takes its start-up time, which the smallest ones tell: its doubt is that
+    of a message of 64 KB to a third, where it was four times as large.
+    """
+    shape = np.column_stack([2.0 ** rng.uniform(20, 30, 24), np.full(24, 8), np.ones(24)])
+    surrogate = fit_operators([errors_of(shape, 0.2 + 0.02 * rng.standard_normal(24), key=(OpKind.SEND_RECV, FORWARD))])
+
+    _, (nothing, small) = surrogate.mean_and_deviation(OpKind.SEND_RECV, FORWARD, np.array([[0, 8, 1], [2**16, 8, 1]]))
+
+    assert small < nothing < 4 / 3 * small
+
+
 def test_intervals_hold_what_they_promise(rng):
     """Over many smooth errors, 90% to 99.5% of unseen shapes lie in the 95% interval."""
     covered = []
