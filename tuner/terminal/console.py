@@ -43,7 +43,7 @@ LAYOUT = "configuration"
 FAILURES_SHOWN = 3
 """Number of failed trials that are listed individually."""
 
-NOTHING_WORKS = "No configuration works; `meshtune space` explains why, and `meshtune status` lists failed trials, if any."
+NOTHING_WORKS = "No configuration works; `meshtune space` explains why, and `meshtune status` lists failed trials."
 
 
 def print_json(payload: Mapping[str, Any]) -> None:

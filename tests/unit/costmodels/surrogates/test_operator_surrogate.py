@@ -83,7 +83,7 @@ def test_unseen_shapes_are_predicted_better_than_by_the_prior(learned, rng):
 
 
 def test_an_operator_of_no_size_is_no_more_uncertain_than_a_small_one(rng):
-    """After messages of some MB, one of no bytes takes its start-up time, which the smallest ones tell: its doubt is that
+    """After messages of some MB, one of no bytes takes its start-up time, which small ones tell: its doubt is that
     of a message of 64 KB to a third, where it was four times as large.
     """
     shape = np.column_stack([2.0 ** rng.uniform(20, 30, 24), np.full(24, 8), np.ones(24)])

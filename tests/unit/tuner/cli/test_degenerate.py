@@ -132,7 +132,7 @@ def test_what_has_failed_is_not_the_best(meshtune, tmp_path):
     for done in (best, export):
         assert (done.status, done.out) == (1, "")
         assert done.err == (
-            "No configuration works; `meshtune space` explains why, and `meshtune status` lists failed trials, if any.\n"
+            "No configuration works; `meshtune space` explains why, and `meshtune status` lists failed trials.\n"
         )
     assert f"{FAILING} trials, {FAILING} failed" in status.out
     assert "Probability" not in status.out
