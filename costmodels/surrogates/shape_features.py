@@ -25,7 +25,7 @@ BEYOND_KNEE = 0.3
 FLOOR_ERROR = 0.3
 """Standard deviation of the log error per factor of e that a size is below its floor (assumed)."""
 
-FEW = 64.0
+MOST_BELOW = 64.0
 """Factor below its floor from which on a smaller size makes an operator no shorter: start-up is all of it (assumed). A
 message of no bytes would else be uncertain by any factor."""
 
@@ -96,7 +96,7 @@ def floor_columns(kind: OpKind, shape: FloatArray) -> FloatArray:
     """Compute linear columns for a missing fixed time at `shape` [k, d], in standard deviations [k, c]."""
     # log(1 + floor / size) tends to zero for large operators and grows by FLOOR_ERROR per factor of e for small ones
     columns = [
-        FLOOR_ERROR * np.log1p(np.minimum(feature.floor / feature.size(shape), FEW))
+        FLOOR_ERROR * np.log1p(np.minimum(feature.floor / feature.size(shape), MOST_BELOW))
         for feature in features_of(kind)
         if feature.floor is not None
     ]

@@ -1,10 +1,8 @@
-import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.surrogates.predicted import Predicted
 from tuner.search.gain import gain_in
 from tuner.search.observations import observations_of
@@ -14,20 +12,6 @@ from tuner.search.sampler import ThompsonSampler
 CURRENT = 21
 TRIED = (CURRENT, *range(0, 21, 3))
 """Positions of the eight candidates that are tried, the current one first."""
-
-
-@pytest.fixture(scope="module")
-def layouts():
-    """All (pp, tp, dp, mbs) of 16 devices with small micro-batches: 30 candidates."""
-    powers = (1, 2, 4, 8, 16)
-    return ConfigGrid.from_configs(
-        [
-            ParallelConfig(pp=pp, tp=tp, dp=dp, mbs=mbs)
-            for pp, tp, dp in itertools.product(powers, repeat=3)
-            if pp * tp * dp == 16
-            for mbs in (1, 2)
-        ]
-    )
 
 
 def studied(layouts, seed, noise):

@@ -1,10 +1,8 @@
-import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from costmodels.job.parallel_config import ConfigGrid, ParallelConfig
 from costmodels.surrogates.predicted import Predicted
 from tuner.search.observations import observations_of
 from tuner.search.posterior import posterior_of
@@ -15,20 +13,6 @@ TRIED = np.arange(0, 30, 4)
 
 SLOWED = 1 / 8
 """Share of the runs that something slows down, in the worlds of these tests."""
-
-
-@pytest.fixture(scope="module")
-def layouts():
-    """All (pp, tp, dp, mbs) of 16 devices with small micro-batches: 30 candidates."""
-    powers = (1, 2, 4, 8, 16)
-    return ConfigGrid.from_configs(
-        [
-            ParallelConfig(pp=pp, tp=tp, dp=dp, mbs=mbs)
-            for pp, tp, dp in itertools.product(powers, repeat=3)
-            if pp * tp * dp == 16
-            for mbs in (1, 2)
-        ]
-    )
 
 
 def drawn_in_world(layouts, seed):
